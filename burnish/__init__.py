@@ -1,0 +1,1 @@
+"""Burnish: post-training of language models in JAX and Flax NNX."""

@@ -1,0 +1,33 @@
+"""Fills a decoder with weights from a file, one stored leaf at a time, so that two copies never exist."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from burnish.models.config import ModelConfig
+from burnish.models.decoder import Decoder
+from burnish.models.layers import abstract_params
+from burnish.models.paths import leaves
+
+ReadTensor = Callable[[str, tuple[int, ...]], np.ndarray]
+"""Reads one parameter by our name and checks that it has the shape we need (kernels are [in, out])."""
+
+
+def build_decoder(config: ModelConfig, read_tensor: ReadTensor, dtype: Any) -> Decoder:
+    """A decoder whose parameters are read by name and stored in `dtype`.
+
+    Peak memory is the model plus its largest stored leaf (one projection of all layers).
+    """
+    decoder = Decoder(config, abstract_params(dtype), dtype=dtype)
+    for leaf, variable in leaves(decoder).values():
+        shape = tuple(variable.shape)
+        buffer = np.empty(shape, jnp.dtype(dtype))
+        if leaf.stacked:
+            for index, name in enumerate(leaf.names):
+                buffer[index] = read_tensor(name, shape[1:])
+        else:
+            buffer[...] = read_tensor(leaf.names[0], shape)
+        variable.set_value(jnp.asarray(buffer))
+    return decoder

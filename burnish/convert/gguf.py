@@ -1,0 +1,159 @@
+"""Reads a GGUF file: metadata to a `ModelConfig`, tensors dequantized by the `gguf` package.
+
+Specification: github.com/ggml-org/ggml, docs/gguf.md. Llama-family files hold the rows of the query and key projections
+in the order of an interleaved rope; they are put back into the half-split order the decoder uses.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burnish.convert.build import build_decoder
+from burnish.errors import InputError
+from burnish.models.config import ModelConfig, RopeConfig
+from burnish.models.decoder import Decoder
+from burnish.models.rope import rope_frequencies
+
+_OUTER = {"embed": "token_embd", "norm": "output_norm", "head": "output"}
+_INNER = {
+    "attn_norm": "attn_norm",
+    "attn.q_proj": "attn_q",
+    "attn.k_proj": "attn_k",
+    "attn.v_proj": "attn_v",
+    "attn.o_proj": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_ARCHITECTURES = ("llama",)
+
+
+def open_gguf(path: Path) -> Any:
+    """A `gguf.GGUFReader` over a file; InputError when it is missing, cut short, or no GGUF."""
+    import gguf
+
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    if path.stat().st_size < 24 or path.open("rb").read(4) != b"GGUF":
+        raise InputError(f"{path}: not a GGUF file; give a .gguf, a Hugging Face folder or a built-in name")
+    try:
+        reader = gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: the GGUF is cut short or damaged ({error}); copy it again") from None
+    return reader
+
+
+def gguf_metadata(reader: Any) -> dict[str, Any]:
+    """The scalar metadata by key (arrays such as the vocabulary are left in the reader)."""
+    return {key: field.contents() for key, field in reader.fields.items() if len(field.data) == 1}
+
+
+def load_gguf_decoder(path: Path, reader: Any, dtype: Any) -> Decoder:
+    """The decoder of a GGUF file, dequantized to `dtype`."""
+    from gguf.quants import dequantize
+
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = _config(gguf_metadata(reader), tensors, path)
+
+    def read_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        file_name = _weight_name(name)
+        if file_name not in tensors:
+            raise InputError(f"{path}: tensor {file_name} is missing")
+        tensor = tensors[file_name]
+        try:
+            array = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise InputError(
+                f"{path}: tensor {file_name} is {tensor.tensor_type.name}, which cannot be dequantized; "
+                "use a Q4_0 to Q8_0, K-quant, F16, BF16 or F32 file"
+            ) from None
+        if name.endswith("kernel"):
+            if "attn.q_proj" in name or "attn.k_proj" in name:
+                array = _half_split_rows(array, config.head_dim)
+            array = array.T
+        if array.shape != shape:
+            raise InputError(f"{path}: tensor {file_name} has {list(array.shape)} values where {list(shape)} are needed")
+        return array
+
+    return build_decoder(config, read_tensor, dtype)
+
+
+def _weight_name(name: str) -> str:
+    file_leaf = "bias" if name.endswith(".bias") else "weight"
+    if name.startswith("layers."):
+        _, layer, rest = name.split(".", 2)
+        return f"blk.{layer}.{_INNER[rest.rpartition('.')[0]]}.{file_leaf}"
+    return f"{_OUTER[name.rpartition('.')[0]]}.{file_leaf}"
+
+
+def _half_split_rows(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Rows (2 i, 2 i + 1) of each head become (i, i + head_dim / 2)."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, rows.shape[1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> ModelConfig:
+    architecture = metadata.get("general.architecture")
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise InputError(f"{path}: architecture {architecture!r} is not known; known are {known}")
+
+    def need(key: str) -> Any:
+        if f"{architecture}.{key}" not in metadata:
+            raise InputError(f"{path}: metadata {architecture}.{key} is missing; the file is incomplete")
+        return metadata[f"{architecture}.{key}"]
+
+    def maybe(key: str, default: Any) -> Any:
+        return metadata.get(f"{architecture}.{key}", default)
+
+    if "token_embd.weight" not in tensors:
+        raise InputError(f"{path}: tensor token_embd.weight is missing; is this a vocabulary-only GGUF?")
+    hidden, heads, length = need("embedding_length"), need("attention.head_count"), need("context_length")
+    head_dim = maybe("attention.key_length", hidden // heads)
+    rope_dim = maybe("rope.dimension_count", head_dim)
+    if rope_dim != head_dim:
+        raise InputError(f"{path}: rope over {rope_dim} of {head_dim} features of a head is not supported")
+    if maybe("expert_count", 0):
+        raise InputError(f"{path}: mixture-of-experts files are not supported")
+    return ModelConfig(
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        hidden_size=hidden,
+        intermediate_size=need("feed_forward_length"),
+        num_layers=need("block_count"),
+        num_heads=heads,
+        num_kv_heads=maybe("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        max_length=length,
+        # The file holds a float32; the decimal it was made from is the shortest one that gives it back.
+        norm_eps=float(np.format_float_scientific(np.float32(need("attention.layer_norm_rms_epsilon")))),
+        rope=_rope(maybe, tensors, head_dim, length, path),
+        tie_embeddings="output.weight" not in tensors,
+        attention_bias="blk.0.attn_q.bias" in tensors,
+    )
+
+
+def _rope(maybe: Any, tensors: Mapping[str, Any], head_dim: int, length: int, path: Path) -> RopeConfig:
+    theta = float(maybe("rope.freq_base", 10000.0))
+    if "rope_freqs.weight" in tensors:
+        return _llama3_rope(theta, np.asarray(tensors["rope_freqs.weight"].data), head_dim, path)
+    kind = maybe("rope.scaling.type", "none")
+    if kind == "none":
+        return RopeConfig(theta=theta)
+    if kind not in ("linear", "yarn"):
+        raise InputError(f"{path}: rope scaling {kind!r} is not known; known are none, linear, yarn, llama3")
+    original = int(maybe("rope.scaling.original_context_length", length))
+    return RopeConfig(theta, kind, float(maybe("rope.scaling.factor", 1.0)), original)
+
+
+def _llama3_rope(theta: float, divisors: np.ndarray, head_dim: int, path: Path) -> RopeConfig:
+    """A GGUF holds Llama 3.1's scaling as one divisor a frequency; finds the published parameters that give it."""
+    plain, _ = rope_frequencies(RopeConfig(theta=theta), head_dim)
+    for factor in (8.0, 32.0):
+        candidate = RopeConfig(theta, "llama3", factor, 8192, 1.0, 4.0)
+        scaled, _ = rope_frequencies(candidate, head_dim)
+        if divisors.shape == plain.shape and np.allclose(plain / scaled, divisors, rtol=1e-4):
+            return candidate
+    raise InputError(f"{path}: rope_freqs.weight is not one of Llama 3.1's or 3.2's scalings")

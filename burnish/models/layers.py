@@ -1,0 +1,222 @@
+"""The parts of a block: linear maps, norms, the gated MLP, grouped-query attention.
+
+Parameters carry the logical names of their axes (`axes=`); `burnish.distributed` maps those to mesh axes. Kernels
+are stored [in, out]. A part computes in the dtype of its input: parameters may be kept in a wider one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from burnish.models.config import ModelConfig
+from burnish.models.rope import apply_rope
+from burnish.ops.attention import attention
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+class ParamMaker(Protocol):
+    """Makes a parameter: `make(shape, axes, kind)`, where kind is "normal", "ones" or "zeros"."""
+
+    def __call__(self, shape: tuple[int, ...], axes: tuple[str | None, ...], kind: str) -> nnx.Param: ...
+
+
+def abstract_params(dtype: Any) -> ParamMaker:
+    """Parameters with a shape and no storage, to be filled by a loader."""
+
+    def make(shape: tuple[int, ...], axes: tuple[str | None, ...], kind: str) -> nnx.Param:
+        del kind
+        return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), axes=axes)
+
+    return make
+
+
+def random_params(seed: int, dtype: Any = jnp.float32, stddev: float = 0.02) -> ParamMaker:
+    """Fresh parameters: kernels normal(0, stddev), scales 1, biases 0."""
+    rngs = nnx.Rngs(seed)
+
+    def make(shape: tuple[int, ...], axes: tuple[str | None, ...], kind: str) -> nnx.Param:
+        if kind == "normal":
+            return nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * stddev, axes=axes)
+        return nnx.Param((jnp.ones if kind == "ones" else jnp.zeros)(shape, dtype), axes=axes)
+
+    return make
+
+
+class DropoutKeys(NamedTuple):
+    """What a dropout mask is drawn from, so that it does not depend on batching: (seed, step, example, position, layer).
+
+    key: typed key of (seed, step); example_ids, positions: [batch, length] int32; layer: scalar int32.
+    """
+
+    key: jax.Array
+    example_ids: jax.Array
+    positions: jax.Array
+    layer: jax.Array | int = 0
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Which keys a query may see; all [batch, length] int32 (see `burnish.ops.attention`)."""
+
+    positions: jax.Array
+    segment_ids: jax.Array
+    parent_ids: jax.Array | None = None
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one layer: [batch, kv_heads, capacity, head_dim]."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+class Context(NamedTuple):
+    """What every block of one forward pass shares.
+
+    `keys` describes the keys when they come from a cache, whose slots from `cache_index` on are being written.
+    """
+
+    queries: Visibility
+    cos: jax.Array
+    sin: jax.Array
+    dropout: DropoutKeys | None = None
+    keys: Visibility | None = None
+    cache_index: jax.Array | int = 0
+    backend: str = "auto"
+
+
+class Linear(nnx.Module):
+    """y = x W + b, with the adapters that were put beside W (see `burnish.adapt.lora`)."""
+
+    def __init__(
+        self, n_in: int, n_out: int, axes: tuple[str, str], make: ParamMaker, *, bias: bool = False
+    ) -> None:
+        self.kernel = make((n_in, n_out), axes, "normal")
+        self.bias = make((n_out,), (axes[1],), "zeros") if bias else nnx.data(None)
+        self.adapters = nnx.List([])
+
+    def __call__(self, x: jax.Array, dropout: DropoutKeys | None = None) -> jax.Array:
+        """x [..., in] -> [..., out] in the dtype of x."""
+        kernel = self.kernel[...].astype(x.dtype)
+        y = self.adapters[-1].apply(x, kernel, self.adapters, dropout) if len(self.adapters) else x @ kernel
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * scale, in float32 (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+    def __init__(self, size: int, eps: float, make: ParamMaker) -> None:
+        self.scale = make((size,), ("norm",), "ones")
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class Embedding(nnx.Module):
+    """A table [vocab, hidden]: rows for tokens, and the unembedding of a model with a tied head."""
+
+    def __init__(self, vocab: int, hidden: int, make: ParamMaker) -> None:
+        self.weight = make((vocab, hidden), ("vocab", "embed"), "normal")
+
+    def __call__(self, tokens: jax.Array, dtype: Any) -> jax.Array:
+        """tokens [batch, length] -> [batch, length, hidden]."""
+        return jnp.take(self.weight[...], tokens, axis=0).astype(dtype)
+
+
+class MLP(nnx.Module):
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig, make: ParamMaker) -> None:
+        n, m, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(n, m, ("embed", "mlp"), make, bias=bias)
+        self.up_proj = Linear(n, m, ("embed", "mlp"), make, bias=bias)
+        self.down_proj = Linear(m, n, ("mlp", "embed"), make, bias=bias)
+        self.activation = config.activation
+
+    def __call__(self, x: jax.Array, dropout: DropoutKeys | None = None) -> jax.Array:
+        gate = ACTIVATIONS[self.activation](self.gate_proj(x, dropout))
+        return self.down_proj(gate * self.up_proj(x, dropout), dropout)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions (Ainslie et al. 2023, arXiv 2305.13245)."""
+
+    def __init__(self, config: ModelConfig, window: int | None, make: ParamMaker) -> None:
+        n, d, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.q_proj = Linear(n, config.num_heads * d, ("embed", "heads"), make, bias=bias)
+        self.k_proj = Linear(n, config.num_kv_heads * d, ("embed", "kv_heads"), make, bias=bias)
+        self.v_proj = Linear(n, config.num_kv_heads * d, ("embed", "kv_heads"), make, bias=bias)
+        self.o_proj = Linear(config.num_heads * d, n, ("heads", "embed"), make, bias=bias)
+        self.head_dim = d
+        self.window = window
+        self.softcap = config.attention_softcap
+
+    def __call__(
+        self, x: jax.Array, context: Context, cache: LayerCache | None = None
+    ) -> tuple[jax.Array, LayerCache | None]:
+        """x [batch, length, hidden] -> (the same, the cache with this call's keys and values written)."""
+        dropout = context.dropout
+        q = apply_rope(self._split_heads(self.q_proj(x, dropout)), context.cos, context.sin)
+        k = apply_rope(self._split_heads(self.k_proj(x, dropout)), context.cos, context.sin)
+        v = self._split_heads(self.v_proj(x, dropout))
+        if cache is not None:
+            at = (0, 0, context.cache_index, 0)
+            cache = LayerCache(
+                jax.lax.dynamic_update_slice(cache.k, k.astype(cache.k.dtype), at),
+                jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at),
+            )
+            k, v = cache.k.astype(x.dtype), cache.v.astype(x.dtype)
+        queries, keys = context.queries, context.keys or context.queries
+        mixed = attention(
+            q,
+            k,
+            v,
+            q_positions=queries.positions,
+            kv_positions=keys.positions,
+            q_segment_ids=queries.segment_ids,
+            kv_segment_ids=keys.segment_ids,
+            q_parent_ids=queries.parent_ids,
+            window=self.window,
+            softcap=self.softcap,
+            backend=context.backend,
+        )
+        batch, heads, length, dim = mixed.shape
+        joined = mixed.transpose(0, 2, 1, 3).reshape(batch, length, heads * dim)
+        return self.o_proj(joined, dropout), cache
+
+    def _split_heads(self, x: jax.Array) -> jax.Array:
+        """[batch, length, heads * head_dim] -> [batch, heads, length, head_dim]."""
+        batch, length, _ = x.shape
+        return x.reshape(batch, length, -1, self.head_dim).transpose(0, 2, 1, 3)
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, window: int | None, make: ParamMaker) -> None:
+        self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps, make)
+        self.attn = Attention(config, window, make)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, make)
+        self.mlp = MLP(config, make)
+
+    def __call__(
+        self, x: jax.Array, context: Context, cache: LayerCache | None = None
+    ) -> tuple[jax.Array, LayerCache | None]:
+        mixed, cache = self.attn(self.attn_norm(x), context, cache)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x), context.dropout), cache
+
+
