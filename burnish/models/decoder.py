@@ -169,7 +169,7 @@ class Decoder(nnx.Module):
         """The matrix that turns hidden states into logits, and its layout: "vocab_dim" (tied) or "dim_vocab"."""
         if self.head is None:
             return self.embed.weight[...], "vocab_dim"
-        return self.head.kernel[...], "dim_vocab"
+        return self.head.effective_kernel(), "dim_vocab"
 
     def empty_cache(self, batch: int, capacity: int) -> KVCache:
         """A cache for `capacity` tokens a row, nothing in it."""
@@ -230,10 +230,14 @@ def _positions(segment_ids: jax.Array) -> jax.Array:
     return jnp.where(segment_ids == 0, 0, index - starts).astype(jnp.int32)
 
 
-def stack_blocks(blocks: Sequence[Block], start: int = 0) -> list[Run]:
-    """Joins blocks of equal structure into runs; `start` is the number of the first layer."""
+def stack_blocks(blocks: Sequence[Block], start: int = 0, keys: Sequence[Hashable] | None = None) -> list[Run]:
+    """Joins blocks of equal structure (and equal key, where keys are given) into runs.
+
+    `start` is the number of the first layer.
+    """
+    structures = [_structure(block) for block in blocks]
     runs, at = [], 0
-    for period, repeats in find_runs([_structure(block) for block in blocks]):
+    for period, repeats in find_runs(list(zip(structures, keys or structures, strict=True))):
         taken = blocks[at : at + period * repeats]
         stacked = [_stack(taken[offset::period]) for offset in range(period)]
         runs.append(Run(stacked, start + at, repeats))
@@ -244,6 +248,11 @@ def stack_blocks(blocks: Sequence[Block], start: int = 0) -> list[Run]:
 def unstack_run(run: Run) -> list[Block]:
     """The blocks of a run as single layers, in order."""
     return [_layer(run.blocks[i % run.period], i // run.period) for i in range(run.period * run.repeats)]
+
+
+def split_run(run: Run, keys: Sequence[Hashable]) -> list[Run]:
+    """Cuts a run so that layers which are to differ (one key a layer) no longer share a stack."""
+    return stack_blocks(unstack_run(run), run.start, keys)
 
 
 def _structure(block: Block) -> Hashable:

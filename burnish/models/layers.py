@@ -4,7 +4,7 @@ Parameters carry the logical names of their axes (`axes=`); `burnish.distributed
 are stored [in, out]. A part computes in the dtype of its input: parameters may be kept in a wider one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -106,10 +106,21 @@ class Linear(nnx.Module):
         self.adapters = nnx.List([])
 
     def __call__(self, x: jax.Array, dropout: DropoutKeys | None = None) -> jax.Array:
-        """x [..., in] -> [..., out] in the dtype of x."""
+        """x [batch, length, in] -> [batch, length, out] in the dtype of x."""
         kernel = self.kernel[...].astype(x.dtype)
-        y = self.adapters[-1].apply(x, kernel, self.adapters, dropout) if len(self.adapters) else x @ kernel
+        if len(self.adapters):
+            *earlier, last = self.adapters
+            y = last(x, kernel, earlier, dropout)
+        else:
+            y = x @ kernel
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+
+    def effective_kernel(self) -> jax.Array:
+        """W with its adapters added, [in, out] in W's dtype (for a head, whose matrix the head mapper reads)."""
+        kernel = self.kernel[...]
+        if not len(self.adapters):
+            return kernel
+        return (kernel.astype(jnp.float32) + sum(adapter.delta() for adapter in self.adapters)).astype(kernel.dtype)
 
 
 class RMSNorm(nnx.Module):

@@ -55,11 +55,11 @@ def describe(module: nnx.Module, path: Sequence[Any], variable: nnx.Variable) ->
 def linears(module: Decoder) -> dict[str, tuple[Linear, tuple[str, ...]]]:
     """Every linear layer by stored path, with the names the user calls it by (one a layer when stacked).
 
-    The unembedding is not among them: it belongs to the head mapper, which reads its matrix.
+    An untied head is among them, as "head"; a tied one is the embedding, which is no linear layer.
     """
     found = {}
     for path, part in nnx.iter_graph(module):
-        if isinstance(part, Linear) and path[0] == "runs":
+        if isinstance(part, Linear):
             leaf = describe(module, path, part.kernel)
             found[leaf.key] = (part, leaf.names)
     return dict(sorted(found.items()))

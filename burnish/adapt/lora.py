@@ -1,0 +1,189 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on the linear layers of a decoder.
+
+    before                              after add_lora(rank=16)
+    layers.0.attn.q_proj                layers.0.attn.q_proj
+      kernel [576, 576]                   kernel [576, 576]                  frozen
+                                          adapters.0.a [576, 16]             trained
+                                          adapters.0.b [16, 576]             trained
+
+The layer computes y = x W + s (x A) B with s = alpha / rank, or alpha / sqrt(rank) with rsLoRA (Kalajdzievski 2023,
+arXiv 2312.03732). B starts at zero, so a fresh adapter changes nothing. On stacked blocks A and B are stacked too.
+
+A second adapter on the same layer makes the first part of the frozen policy: both act, only the last is trained.
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from burnish.adapt.config import LoraConfig, default_rank
+from burnish.errors import InputError
+from burnish.models.decoder import Decoder, Run, split_run
+from burnish.models.layers import DropoutKeys, Linear
+from burnish.models.paths import leaves, linears, select
+
+
+class LoRA(nnx.Module):
+    """One adapter of one linear layer (or of a stack of them): y = x W + scale (dropout(x) A) B."""
+
+    def __init__(self, a: nnx.Param, b: nnx.Param, *, scale: float, dropout: float, tag: int) -> None:
+        self.a = a
+        self.b = b
+        self.scale = scale
+        self.dropout = dropout
+        self.tag = tag  # tells the projections of a block apart when dropout masks are drawn
+
+    def __call__(
+        self, x: jax.Array, kernel: jax.Array, earlier: Sequence["LoRA"], dropout: DropoutKeys | None
+    ) -> jax.Array:
+        """x [batch, length, in] through W [in, out], the earlier (frozen) adapters and this one."""
+        dropping = self.dropout > 0 and dropout is not None
+        if x.dtype == jnp.float32 and not dropping:
+            for adapter in earlier:
+                kernel = kernel + adapter.delta()
+            return merged_matmul(x, kernel, self.a[...], self.b[...], self.scale)
+        # In bfloat16, W + s A B would round a small adapter away: it runs beside W instead.
+        y = x @ kernel
+        for adapter in earlier:
+            y = y + adapter.beside(x)
+        return y + self.beside(self._dropped(x, dropout) if dropping and dropout else x)
+
+    def beside(self, x: jax.Array) -> jax.Array:
+        """scale (x A) B in the dtype of x, accumulated in float32."""
+        low = jnp.matmul(x, self.a[...].astype(x.dtype), preferred_element_type=jnp.float32)
+        high = jnp.matmul(low.astype(x.dtype), self.b[...].astype(x.dtype), preferred_element_type=jnp.float32)
+        return (self.scale * high).astype(x.dtype)
+
+    def delta(self) -> jax.Array:
+        """scale A B, what is added to W: [in, out] float32 (stacked: [layers, in, out])."""
+        return self.scale * jnp.matmul(self.a[...].astype(jnp.float32), self.b[...].astype(jnp.float32))
+
+    def _dropped(self, x: jax.Array, keys: DropoutKeys) -> jax.Array:
+        layer_key = jax.random.fold_in(jax.random.fold_in(keys.key, keys.layer), self.tag)
+
+        def token_mask(example: jax.Array, position: jax.Array) -> jax.Array:
+            key = jax.random.fold_in(jax.random.fold_in(layer_key, example), position)
+            return jax.random.bernoulli(key, 1 - self.dropout, x.shape[-1:])
+
+        keep = jax.vmap(jax.vmap(token_mask))(keys.example_ids, keys.positions)
+        return jnp.where(keep, x / (1 - self.dropout), 0).astype(x.dtype)
+
+
+@jax.custom_vjp
+def merged_matmul(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
+    """x (W + s A B): one large product forward and one backward, where autodiff of x W + s (x A) B takes more.
+
+    x [..., in], W [in, out], A [in, rank], B [rank, out]. With g the gradient of the output:
+    dx = g (W + s A B)ᵀ, dA = s xᵀ (g Bᵀ), dB = s (x A)ᵀ g, dW = xᵀ g (dropped by the compiler when W is frozen).
+    """
+    return x @ (w + scale * (a @ b))
+
+
+def _merged_forward(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scale: float):  # noqa: ANN202
+    return merged_matmul(x, w, a, b, scale), (x, w, a, b, scale)
+
+
+def _merged_backward(saved: tuple[jax.Array, ...], g: jax.Array):  # noqa: ANN202
+    x, w, a, b, scale = saved
+    rows, g_rows = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+    dx = g @ (w + scale * (a @ b)).T
+    da = scale * (rows.T @ (g_rows @ b.T))
+    db = scale * ((rows @ a).T @ g_rows)
+    return dx, rows.T @ g_rows, da, db, None
+
+
+merged_matmul.defvjp(_merged_forward, _merged_backward)
+
+
+def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> list[str]:
+    """Puts a fresh adapter on every selected linear layer, in place; returns the names of those layers.
+
+    A is uniform(±1 / sqrt(in)), drawn from (seed, layer name); B is zero. Raises InputError when a selector matches no
+    linear layer or the rank exceeds a layer's smallest side.
+    """
+    names = [name for _, group in linears(decoder).values() for name in group]
+    blocks = [name for name in names if name.startswith("layers.")]
+    chosen = select(names, config.targets, option="adapter.targets") if config.targets else set(blocks)
+    if "head" in chosen and (config.dropout > 0 or decoder.dtype != jnp.float32):
+        raise InputError("adapter.targets: an adapter on the head needs a float32 model and adapter.dropout=0")
+    rank = config.rank or default_rank(sum(variable[...].size for _, variable in leaves(decoder).values()))
+    _split_partial_runs(decoder, chosen)
+    for linear, group in linears(decoder).values():
+        if group[0] in chosen:
+            _attach(linear, group, config, rank, seed)
+    return sorted(chosen)
+
+
+def _attach(linear: Linear, names: tuple[str, ...], config: LoraConfig, rank: int, seed: int) -> None:
+    kernel = linear.kernel
+    n_in, n_out = kernel.shape[-2:]
+    if rank > min(n_in, n_out):
+        raise InputError(
+            f"adapter.rank: {rank} is above the smallest side of {names[0]} [{n_in}, {n_out}]; "
+            f"use {min(n_in, n_out)} or less, or leave the layer out of adapter.targets"
+        )
+    keys = [jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())) for name in names]
+    bound = 1 / math.sqrt(n_in)
+    a = jnp.stack([jax.random.uniform(key, (n_in, rank), jnp.float32, -bound, bound) for key in keys])
+    b = jnp.zeros((len(names), rank, n_out), jnp.float32)
+    stacked = kernel.ndim == 3
+    lead = ("layers",) if stacked else ()
+    in_axis, out_axis = kernel.get_metadata("axes")[-2:]
+    alpha = config.alpha or 2.0 * rank
+    linear.adapters.append(
+        LoRA(
+            nnx.LoRAParam(a if stacked else a[0], axes=(*lead, in_axis, "rank")),
+            nnx.LoRAParam(b if stacked else b[0], axes=(*lead, "rank", out_axis)),
+            scale=alpha / (math.sqrt(rank) if config.rslora else rank),
+            dropout=config.dropout,
+            tag=zlib.crc32(names[0].partition(".")[2].partition(".")[2].encode()),
+        )
+    )
+
+
+def _split_partial_runs(decoder: Decoder, chosen: set[str]) -> None:
+    """Cuts runs where adapters go on some of their repeats only: blocks of one structure stay together."""
+
+    def covered(run: Run, offset: int, index: int) -> frozenset[str]:
+        prefix = f"layers.{run.layers(offset)[index]}."
+        return frozenset(name.removeprefix(prefix) for name in chosen if name.startswith(prefix))
+
+    runs: list[Run] = []
+    for run in decoder.runs:
+        keys = [covered(run, i % run.period, i // run.period) for i in range(run.period * run.repeats)]
+        uniform = all(keys[i] == keys[i % run.period] for i in range(len(keys)))
+        runs += [run] if uniform else split_run(run, keys)
+    decoder.runs = nnx.List(runs)
+
+
+class Merged(NamedTuple):
+    """What `merge_lora` replaced: by layer, the kernel before and the adapters it had."""
+
+    layers: dict[str, tuple[jax.Array, list[LoRA]]]
+
+
+def merge_lora(decoder: Decoder) -> Merged:
+    """Adds every adapter to its kernel and takes the adapters off, in place.
+
+    What comes back undoes it exactly (`unmerge_lora`); drop it to free the memory of the kernels it holds.
+    """
+    replaced = {}
+    for key, (linear, _) in linears(decoder).items():
+        if len(linear.adapters):
+            replaced[key] = (linear.kernel[...], list(linear.adapters))
+            linear.kernel.set_value(linear.effective_kernel())
+            linear.adapters = nnx.List([])
+    return Merged(replaced)
+
+
+def unmerge_lora(decoder: Decoder, merged: Merged) -> None:
+    """Puts back the kernels and adapters that `merge_lora` replaced, bit for bit."""
+    found = linears(decoder)
+    for key, (kernel, adapters) in merged.layers.items():
+        found[key][0].kernel.set_value(kernel)
+        found[key][0].adapters = nnx.List(adapters)
