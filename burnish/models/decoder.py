@@ -22,9 +22,10 @@ from burnish.models.layers import (
     Linear,
     ParamMaker,
     RMSNorm,
-    Visibility,
 )
 from burnish.models.rope import rope_angles
+from burnish.ops.attention import Backend
+from burnish.ops.visibility import TokenIds
 
 
 class KVCache(NamedTuple):
@@ -119,7 +120,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.dtype = jnp.dtype(dtype)
         self.remat = False
-        self.backend = "auto"
+        self.backend: Backend = "auto"
         self.embed = Embedding(config.vocab_size, config.hidden_size, make)
         blocks = [Block(config, config.window(layer), make) for layer in range(config.num_layers)]
         self.runs = nnx.List(stack_blocks(blocks))
@@ -195,15 +196,15 @@ class Decoder(nnx.Module):
             jax.lax.dynamic_update_slice(cache.slots[0], positions, at),
             jax.lax.dynamic_update_slice(cache.slots[1], segment_ids, at),
         )
-        context = self._context(Visibility(positions, segment_ids))
-        context = context._replace(keys=Visibility(*slots), cache_index=cache.index)
+        context = self._context(TokenIds(positions, segment_ids))
+        context = context._replace(keys=TokenIds(*slots), cache_index=cache.index)
         x, layers = self.embed(tokens, self.dtype), []
         for run, caches in zip(self.runs, cache.layers, strict=True):
             x, written = run(x, context, caches, False)
             layers.append(written)
         return self.norm(x), KVCache(layers, slots, cache.index + tokens.shape[1])
 
-    def _context(self, queries: Visibility) -> Context:
+    def _context(self, queries: TokenIds) -> Context:
         cos, sin = rope_angles(self.config.rope, self.config.head_dim, queries.positions)
         return Context(queries, cos, sin, backend=self.backend)
 
@@ -213,13 +214,13 @@ def visibility(
     positions: jax.Array | None,
     segment_ids: jax.Array | None,
     parent_ids: jax.Array | None = None,
-) -> Visibility:
+) -> TokenIds:
     """Fills in what a caller left out: one document a row, positions that count its real tokens from 0."""
     if segment_ids is None:
         segment_ids = jnp.ones_like(tokens)
     if positions is None:
         positions = _positions(segment_ids)
-    return Visibility(positions, segment_ids, parent_ids)
+    return TokenIds(positions, segment_ids, parent_ids)
 
 
 def _positions(segment_ids: jax.Array) -> jax.Array:

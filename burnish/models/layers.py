@@ -5,7 +5,6 @@ are stored [in, out]. A part computes in the dtype of its input: parameters may 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -14,7 +13,8 @@ from flax import nnx
 
 from burnish.models.config import ModelConfig
 from burnish.models.rope import apply_rope
-from burnish.ops.attention import attention
+from burnish.ops.attention import Backend, attention
+from burnish.ops.visibility import TokenIds
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -64,15 +64,6 @@ class DropoutKeys(NamedTuple):
     layer: jax.Array | int = 0
 
 
-@dataclass(frozen=True)
-class Visibility:
-    """Which keys a query may see; all [batch, length] int32 (see `burnish.ops.attention`)."""
-
-    positions: jax.Array
-    segment_ids: jax.Array
-    parent_ids: jax.Array | None = None
-
-
 class LayerCache(NamedTuple):
     """Keys and values of one layer: [batch, kv_heads, capacity, head_dim]."""
 
@@ -86,13 +77,13 @@ class Context(NamedTuple):
     `keys` describes the keys when they come from a cache, whose slots from `cache_index` on are being written.
     """
 
-    queries: Visibility
+    queries: TokenIds
     cos: jax.Array
     sin: jax.Array
     dropout: DropoutKeys | None = None
-    keys: Visibility | None = None
+    keys: TokenIds | None = None
     cache_index: jax.Array | int = 0
-    backend: str = "auto"
+    backend: Backend = "auto"
 
 
 class Linear(nnx.Module):
@@ -190,16 +181,16 @@ class Attention(nnx.Module):
                 jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at),
             )
             k, v = cache.k.astype(x.dtype), cache.v.astype(x.dtype)
-        queries, keys = context.queries, context.keys or context.queries
+        queries, keys = context.queries, context.keys
         mixed = attention(
             q,
             k,
             v,
             q_positions=queries.positions,
-            kv_positions=keys.positions,
-            q_segment_ids=queries.segment_ids,
-            kv_segment_ids=keys.segment_ids,
-            q_parent_ids=queries.parent_ids,
+            q_segment_ids=queries.segments,
+            q_parent_ids=queries.parents,
+            kv_positions=None if keys is None else keys.positions,
+            kv_segment_ids=None if keys is None else keys.segments,
             window=self.window,
             softcap=self.softcap,
             backend=context.backend,

@@ -1,0 +1,108 @@
+"""What training and evaluation need of a language model, ours or anyone's.
+
+A module is a language model here when calling it on tokens gives logits, or hidden states beside an unembedding. What
+it lacks (packing, dropout keys, a cache, hidden states) is found from its signatures, once, and told to the user.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from burnish.errors import InputError
+from burnish.models.decoder import Decoder
+from burnish.models.layers import DropoutKeys
+from burnish.ops.head import HeadOutputs, OutputName, head_map
+
+Batch = Mapping[str, jax.Array]
+"""Arrays [rows, length]: tokens, targets, weights, segment_ids, positions, example_ids (see `burnish.data.packing`)."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a language model can do beyond `(tokens) -> logits`."""
+
+    packing: bool
+    hidden: bool
+    dropout: bool
+    cache: bool
+
+    def missing(self) -> list[str]:
+        """One sentence for each thing a run will do without."""
+        said = {
+            "packing": "it takes no segment_ids: every example gets a row of its own",
+            "hidden": "it gives logits only: [tokens, vocab] is held in memory at each step",
+            "cache": "it has no key-value cache: each new token reads the whole text again",
+        }
+        return [text for name, text in said.items() if not getattr(self, name)]
+
+
+def features_of(module: nnx.Module) -> Features:
+    """Reads a module's abilities off its methods and their parameters."""
+    if isinstance(module, Decoder):
+        return Features(packing=True, hidden=True, dropout=True, cache=True)
+    if not callable(module):
+        raise InputError(f"{type(module).__name__} is not a language model: it cannot be called on tokens")
+    has_hidden = callable(getattr(module, "hidden", None)) and callable(getattr(module, "unembedding", None))
+    forward = module.hidden if has_hidden else module.__call__  # type: ignore[attr-defined]
+    takes = inspect.signature(forward).parameters
+    return Features(
+        packing={"segment_ids", "positions"} <= set(takes),
+        hidden=has_hidden,
+        dropout="dropout" in takes,
+        cache=False,
+    )
+
+
+def token_outputs(
+    module: Any,
+    batch: Batch,
+    outputs: Sequence[OutputName],
+    *,
+    dropout_key: jax.Array | None = None,
+    groups: int = 1,
+) -> HeadOutputs:
+    """What an objective asked for, per token of a batch [rows, length]; 0 where the batch's weight is 0.
+
+    Our decoder and any module with `hidden` and `unembedding` go through the head mapper; others through their logits.
+    """
+    features = features_of(module)
+    known: dict[str, Any] = {}
+    if features.packing:
+        known |= {"positions": batch["positions"], "segment_ids": batch["segment_ids"]}
+    if features.dropout and dropout_key is not None:
+        known["dropout"] = DropoutKeys(dropout_key, batch["example_ids"], batch["positions"])
+    mask = batch["weights"] != 0
+    if features.hidden:
+        matrix, layout = module.unembedding()
+        return head_map(
+            module.hidden(batch["tokens"], **known),
+            matrix,
+            batch["targets"],
+            mask,
+            outputs=outputs,
+            unembed_layout=layout,
+            softcap=getattr(getattr(module, "config", None), "final_softcap", None),
+            groups=groups,
+        )
+    return _from_logits(module(batch["tokens"], **known), batch["targets"], mask, outputs)
+
+
+def _from_logits(
+    logits: jax.Array, targets: jax.Array, mask: jax.Array, outputs: Sequence[OutputName]
+) -> HeadOutputs:
+    if logits.ndim != 3 or logits.shape[:2] != targets.shape:
+        raise InputError(f"the model gave an array {logits.shape} for tokens {targets.shape}; [batch, length, vocab] is needed")
+    logits = jnp.where(mask[..., None], logits.astype(jnp.float32), 0.0)
+    every = jax.nn.log_softmax(logits, axis=-1)
+    found = {
+        "log_probs": lambda: jnp.take_along_axis(every, targets[..., None], axis=-1)[..., 0],
+        "logsumexp": lambda: jax.nn.logsumexp(logits, axis=-1),
+        "entropy": lambda: -jnp.sum(jnp.exp(every) * every, axis=-1),
+        "mean_logit": lambda: jnp.mean(logits, axis=-1),
+    }
+    return HeadOutputs(**{name: jnp.where(mask, found[name](), 0.0) for name in outputs})
