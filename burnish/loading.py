@@ -1,0 +1,100 @@
+"""`burnish.load`: from a name to a model, whatever the name means."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from burnish.convert.builtin import BUILT_IN, cached_model
+from burnish.convert.gguf import load_gguf_decoder, open_gguf
+from burnish.convert.gguf_tokenizer import tokenizer_from_gguf
+from burnish.convert.hf import CONFIG, load_hf_decoder, read_json
+from burnish.data.tokenizer import Tokenizer
+from burnish.errors import InputError
+from burnish.wrapper import ModelWrapper, Origin
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
+    """Loads a model with its tokenizer.
+
+    source: a built-in name (`smollm2-135m`), a Hugging Face folder, a PEFT adapter folder, a `.gguf` file, a run
+    directory, or the id of a model on the Hub (`org/name`). dtype: of parameters and activations; by default float32 on a CPU
+    and bfloat16 elsewhere. Raises InputError when the source is none of these or is broken.
+    """
+    dtype = jnp.dtype(dtype) if dtype is not None else default_dtype()
+    path = locate(source)
+    if path.suffix == ".gguf":
+        return _load_gguf(str(source), path, dtype)
+    if (path / "checkpoints").is_dir():
+        from burnish.train.runs import load_run
+
+        return load_run(path, dtype)
+    if (path / "adapter_config.json").exists():
+        from burnish.convert.peft import load_peft
+
+        return load_peft(path, load, dtype)
+    return _load_hf(str(source), path, dtype)
+
+
+def default_dtype() -> Any:
+    """float32 on a CPU, where bfloat16 is slow; bfloat16 elsewhere."""
+    return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+
+
+def locate(source: str | Path) -> Path:
+    """The file or folder that a name stands for. Looks at the disk, then the built-in names, then the Hub."""
+    name, path = str(source), Path(source).expanduser()
+    if path.is_file():
+        return path if path.suffix == ".gguf" else _refuse(path)
+    if path.is_dir():
+        known = (CONFIG, "adapter_config.json", "checkpoints")
+        return path if any((path / part).exists() for part in known) else _refuse(path)
+    if name in BUILT_IN:
+        if not cached_model(name).exists():
+            raise InputError(f"{name}: not fetched yet; run `burnish fetch {name}`")
+        return cached_model(name)
+    if _HUB_ID.fullmatch(name) and not name.startswith("."):
+        return _from_hub(name)
+    raise InputError(f"{name}: no such file or folder, and no built-in model ({', '.join(BUILT_IN)})")
+
+
+def _refuse(path: Path) -> Path:
+    raise InputError(
+        f"{path}: not a model; give a folder with config.json, a PEFT folder, a run directory or a .gguf file"
+    )
+
+
+def _from_hub(name: str) -> Path:
+    """The local snapshot of a Hub model, downloaded if it is not in the Hub's own cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{name}: no such folder, and the Hub did not give it ({reason})") from None
+
+
+def _load_gguf(source: str, path: Path, dtype: Any) -> ModelWrapper:
+    reader = open_gguf(path)
+    decoder = load_gguf_decoder(path, reader, dtype)
+    return ModelWrapper(decoder, tokenizer_from_gguf(reader), Origin(source, path, decoder.config.family))
+
+
+def _load_hf(source: str, path: Path, dtype: Any) -> ModelWrapper:
+    decoder = load_hf_decoder(path, dtype)
+    generation = path / "generation_config.json"
+    origin = Origin(
+        source,
+        path,
+        decoder.config.family,
+        hf_config=read_json(path / CONFIG),
+        generation_config=read_json(generation) if generation.exists() else {},
+    )
+    return ModelWrapper(decoder, Tokenizer.from_folder(path), origin)

@@ -1,0 +1,108 @@
+"""A model as users hold it: module, tokenizer, and where it came from."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+from flax import linen, nnx
+
+from burnish.adapt.config import LoraConfig
+from burnish.adapt.lora import Merged, add_lora, merge_lora, unmerge_lora
+from burnish.errors import InputError
+from burnish.models.decoder import Decoder
+from burnish.models.language_model import Features, features_of
+from burnish.models.linen import LinenModel
+
+if TYPE_CHECKING:
+    from burnish.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model came from, as far as saving it again needs to know.
+
+    source: what the user named; path: the file or folder that was read; family: its `model_type`; hf_config and
+    generation_config: the files as they were, so that what Burnish does not use is not lost.
+    """
+
+    source: str
+    path: Path | None = None
+    family: str | None = None
+    hf_config: Mapping[str, Any] = field(default_factory=dict)
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ModelWrapper:
+    """A language model with its tokenizer and origin.
+
+    `module` is our `Decoder`, or any NNX or Linen module that maps tokens [batch, length] to logits
+    [batch, length, vocab] (or has `hidden` and `unembedding`; see `burnish.models.language_model`). Linen modules take
+    their `variables`, as `module.init` returned them.
+
+    >>> from flax import linen
+    >>> class Bigram(linen.Module):
+    ...     @linen.compact
+    ...     def __call__(self, tokens):
+    ...         return linen.Embed(32, 32)(tokens)
+    >>> ModelWrapper(Bigram()).parameters
+    1024
+    """
+
+    def __init__(
+        self,
+        module: nnx.Module | linen.Module,
+        tokenizer: "Tokenizer | None" = None,
+        origin: Origin | None = None,
+        *,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.module: nnx.Module = LinenModel(module, variables) if isinstance(module, linen.Module) else module
+        if not isinstance(self.module, nnx.Module):
+            raise InputError(f"{type(module).__name__} is neither an NNX nor a Linen module")
+        self.features: Features = features_of(self.module)
+        self.tokenizer = tokenizer
+        self.origin = origin or Origin(source=type(module).__name__)
+
+    def __call__(
+        self, tokens: jax.Array, positions: jax.Array | None = None, segment_ids: jax.Array | None = None
+    ) -> jax.Array:
+        """Logits [batch, length, vocab] of tokens [batch, length]; see `Decoder`."""
+        if not self.features.packing:
+            if positions is not None or segment_ids is not None:
+                raise InputError(f"{type(self.module).__name__} takes no positions or segment_ids")
+            return self.module(tokens)  # type: ignore[operator]
+        return self.module(tokens, positions=positions, segment_ids=segment_ids)  # type: ignore[operator]
+
+    @property
+    def decoder(self) -> Decoder:
+        """The module, when it is our decoder; InputError otherwise."""
+        if not isinstance(self.module, Decoder):
+            raise InputError(f"{type(self.module).__name__}: this needs a model of a known family, not a foreign module")
+        return self.module
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model holds, adapters included."""
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module, nnx.Param)))
+
+    @property
+    def adapted(self) -> bool:
+        """Whether adapters are on."""
+        return bool(jax.tree.leaves(nnx.state(self.module, nnx.LoRAParam)))
+
+    def add_lora(self, rank: int | None = None, alpha: float | None = None, *, seed: int = 0, **options: Any) -> list[str]:
+        """Puts fresh adapters on (see `LoraConfig` for the options); returns the names of the layers that got one."""
+        from burnish.config import build_config
+
+        config = build_config(LoraConfig, {"rank": rank, "alpha": alpha, **options}, place="adapter")
+        return add_lora(self.decoder, config, seed=seed)
+
+    def merge_lora(self) -> Merged:
+        """Adds the adapters into the kernels; what it returns undoes it (`unmerge_lora`)."""
+        return merge_lora(self.decoder)
+
+    def unmerge_lora(self, merged: Merged) -> None:
+        """Puts back what `merge_lora` replaced, bit for bit."""
+        unmerge_lora(self.decoder, merged)
