@@ -27,17 +27,18 @@ def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
     """
     dtype = jnp.dtype(dtype) if dtype is not None else default_dtype()
     path = locate(source)
+    name = str(path.resolve()) if Path(source).expanduser().exists() else str(source)
     if path.suffix == ".gguf":
-        return _load_gguf(str(source), path, dtype)
+        return _load_gguf(name, path, dtype)
     if (path / "checkpoints").is_dir():
         from burnish.train.runs import load_run
 
-        return load_run(path, dtype)
+        return load_run(path, load, dtype)
     if (path / "adapter_config.json").exists():
         from burnish.convert.peft import load_peft
 
         return load_peft(path, load, dtype)
-    return _load_hf(str(source), path, dtype)
+    return _load_hf(name, path, dtype)
 
 
 def default_dtype() -> Any:
@@ -84,7 +85,7 @@ def _from_hub(name: str) -> Path:
 def _load_gguf(source: str, path: Path, dtype: Any) -> ModelWrapper:
     reader = open_gguf(path)
     decoder = load_gguf_decoder(path, reader, dtype)
-    return ModelWrapper(decoder, tokenizer_from_gguf(reader), Origin(source, path, decoder.config.family))
+    return ModelWrapper(decoder, tokenizer_from_gguf(reader), Origin(source, path=path, family=decoder.config.family))
 
 
 def _load_hf(source: str, path: Path, dtype: Any) -> ModelWrapper:
@@ -92,8 +93,8 @@ def _load_hf(source: str, path: Path, dtype: Any) -> ModelWrapper:
     generation = path / "generation_config.json"
     origin = Origin(
         source,
-        path,
-        decoder.config.family,
+        path=path,
+        family=decoder.config.family,
         hf_config=read_json(path / CONFIG),
         generation_config=read_json(generation) if generation.exists() else {},
     )

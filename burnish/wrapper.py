@@ -1,6 +1,6 @@
 """A model as users hold it: module, tokenizer, and where it came from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from flax import linen, nnx
 
 from burnish.adapt.config import LoraConfig
 from burnish.adapt.lora import Merged, add_lora, merge_lora, unmerge_lora
+from burnish.config import build_config
 from burnish.errors import InputError
 from burnish.models.decoder import Decoder
 from burnish.models.language_model import Features, features_of
@@ -23,15 +24,20 @@ if TYPE_CHECKING:
 class Origin:
     """Where a model came from, as far as saving it again needs to know.
 
-    source: what the user named; path: the file or folder that was read; family: its `model_type`; hf_config and
-    generation_config: the files as they were, so that what Burnish does not use is not lost.
+    source: what was loaded, as `load` takes it (local paths are absolute); base: what it was first trained from, the same
+    unless it came from a run or an adapter folder; path: the file or folder of the base's weights; family: its `model_type`;
+    hf_config and generation_config: the base's files as they were, so that what Burnish does not use is not lost.
     """
 
     source: str
+    base: str = ""
     path: Path | None = None
     family: str | None = None
     hf_config: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", self.base or self.source)
 
 
 class ModelWrapper:
@@ -64,6 +70,7 @@ class ModelWrapper:
         self.features: Features = features_of(self.module)
         self.tokenizer = tokenizer
         self.origin = origin or Origin(source=type(module).__name__)
+        self.adapter: LoraConfig | None = None  # of the adapters put on since loading, as resolved
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array | None = None, segment_ids: jax.Array | None = None
@@ -93,11 +100,25 @@ class ModelWrapper:
         return bool(jax.tree.leaves(nnx.state(self.module, nnx.LoRAParam)))
 
     def add_lora(self, rank: int | None = None, alpha: float | None = None, *, seed: int = 0, **options: Any) -> list[str]:
-        """Puts fresh adapters on (see `LoraConfig` for the options); returns the names of the layers that got one."""
-        from burnish.config import build_config
+        """Puts fresh adapters on (see `LoraConfig` for the options); returns the names of the layers that got one.
 
+        Adapters that are on already stay, frozen. Raises InputError for options out of range.
+        """
         config = build_config(LoraConfig, {"rank": rank, "alpha": alpha, **options}, place="adapter")
-        return add_lora(self.decoder, config, seed=seed)
+        return self.prepare(config, seed=seed)
+
+    def prepare(self, adapter: LoraConfig, *, seed: int = 0) -> list[str]:
+        """Readies the model for training as a recipe's adapter section says; returns the names of the adapted layers.
+
+        With kind "none" everything is to be trained, so adapters that are on become part of their kernels.
+        """
+        if adapter.kind == "none":
+            if self.adapted:
+                self.merge_lora()
+            self.adapter = None
+            return []
+        self.adapter, names = add_lora(self.decoder, adapter, seed=seed)
+        return names
 
     def merge_lora(self) -> Merged:
         """Adds the adapters into the kernels; what it returns undoes it (`unmerge_lora`)."""

@@ -100,8 +100,10 @@ def _merged_backward(saved: tuple[jax.Array, ...], g: jax.Array):  # noqa: ANN20
 merged_matmul.defvjp(_merged_forward, _merged_backward)
 
 
-def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> list[str]:
-    """Puts a fresh adapter on every selected linear layer, in place; returns the names of those layers.
+def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> tuple[LoraConfig, list[str]]:
+    """Puts a fresh adapter on every selected linear layer, in place.
+
+    Returns the config with rank and alpha filled in, and the names of those layers.
 
     A is uniform(±1 / sqrt(in)), drawn from (seed, layer name); B is zero. Raises InputError when a selector matches no
     linear layer or the rank exceeds a layer's smallest side.
@@ -112,14 +114,15 @@ def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> list[str
     if "head" in chosen and (config.dropout > 0 or decoder.dtype != jnp.float32):
         raise InputError("adapter.targets: an adapter on the head needs a float32 model and adapter.dropout=0")
     rank = config.rank or default_rank(sum(variable[...].size for _, variable in leaves(decoder).values()))
+    config = config.model_copy(update={"rank": rank, "alpha": config.alpha or 2.0 * rank})
     _split_partial_runs(decoder, chosen)
     for linear, group in linears(decoder).values():
         if group[0] in chosen:
-            _attach(linear, group, config, rank, seed)
-    return sorted(chosen)
+            _attach(linear, group, rank, config, seed)
+    return config, sorted(chosen)
 
 
-def _attach(linear: Linear, names: tuple[str, ...], config: LoraConfig, rank: int, seed: int) -> None:
+def _attach(linear: Linear, names: tuple[str, ...], rank: int, config: LoraConfig, seed: int) -> None:
     kernel = linear.kernel
     n_in, n_out = kernel.shape[-2:]
     if rank > min(n_in, n_out):

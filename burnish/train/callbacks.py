@@ -1,0 +1,92 @@
+"""What watches a run. A callback never changes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.data.encode import EncodeCounts, Encoded
+from burnish.train.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from burnish.train.trainer import TrainResult
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run is about to do, known before its first step.
+
+    parameters, trainable: counts of numbers. done, total: steps made before, and to be made in all. rows, length, micro_batches: shape of a step's batch. efficiency: real tokens
+    over slots of the first epoch. memory_bytes: the compiled step's arguments, outputs and temporaries on one device, 0 where
+    the compiler does not say. example: the first training example.
+    """
+
+    recipe: Mapping[str, Any]
+    parameters: int
+    trainable: int
+    done: int
+    total: int
+    rows: int
+    length: int
+    micro_batches: int
+    train_counts: EncodeCounts
+    eval_counts: EncodeCounts
+    efficiency: float
+    memory_bytes: int
+    compile_seconds: float
+    lacks: list[str]
+    example: Encoded
+
+
+class Callback:
+    """Called by the trainer, in this order; every method may be left out."""
+
+    def on_start(self, plan: RunPlan) -> None:
+        """Once, when everything is compiled and nothing has been trained."""
+
+    def on_step(self, entry: Mapping[str, float]) -> None:
+        """After each logged step: its number, metrics and speed."""
+
+    def on_evaluation(self, entry: Mapping[str, float]) -> None:
+        """After each evaluation: the step and each term, prefixed `eval_`."""
+
+    def on_save(self, step: int) -> None:
+        """After a checkpoint was begun."""
+
+    def on_end(self, result: "TrainResult") -> None:
+        """Once, when the model holds what was trained."""
+
+
+class MetricsFile(Callback):
+    """Writes `metrics.jsonl`: a line a logged step, a line an evaluation."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+
+    def on_step(self, entry: Mapping[str, float]) -> None:
+        self._run.append_metrics(entry)
+
+    def on_evaluation(self, entry: Mapping[str, float]) -> None:
+        self._run.append_metrics(entry)
+
+
+class TensorBoard(Callback):
+    """Writes the same numbers as TensorBoard scalars under `tensorboard/`."""
+
+    def __init__(self, run: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(run / "tensorboard"), write_to_disk=True)
+
+    def on_step(self, entry: Mapping[str, float]) -> None:
+        for name, value in entry.items():
+            if name != "step":
+                self._writer.add_scalar(f"train/{name}", value, int(entry["step"]))
+
+    def on_evaluation(self, entry: Mapping[str, float]) -> None:
+        for name, value in entry.items():
+            if name != "step":
+                self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", value, int(entry["step"]))
+
+    def on_end(self, result: "TrainResult") -> None:
+        self._writer.close()

@@ -1,0 +1,113 @@
+"""The loop itself: fetch, step, report one step late, evaluate, save.
+
+Metrics of a step are read while the next one runs, so that reading them never stalls the device.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from burnish.errors import InputError
+from burnish.train.callbacks import Callback
+from burnish.train.config import TrainConfig
+from burnish.train.step import StepState
+
+Step = Callable[[StepState, Mapping[str, np.ndarray]], tuple[StepState, dict[str, jax.Array]]]
+
+
+class _Made(NamedTuple):
+    """A step whose metrics have not been read: its number, they, the real tokens of its batch, when it began."""
+
+    step: int
+    metrics: dict[str, jax.Array]
+    tokens: int
+    began: float
+
+
+@dataclass
+class Loop:
+    """Makes steps from `done` to `total`. `state` is always that of the last step made.
+
+    step: takes the state (and may reuse its memory) and a batch [rows, length]. evaluate: metrics of the held-out
+    examples. save: begins a checkpoint of (step, state). stopping: asked before each step.
+    """
+
+    config: TrainConfig
+    state: StepState
+    done: int
+    total: int
+    step: Step
+    batches: Iterator[Mapping[str, np.ndarray]]
+    evaluate: Callable[[StepState], dict[str, float]] | None
+    save: Callable[[int, StepState], None] | None
+    stopping: Callable[[], bool]
+    callbacks: Sequence[Callback] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Makes the remaining steps, evaluates, and saves. Raises InputError when a loss or gradient is not finite."""
+        waiting: _Made | None = None
+        while self.done < self.total and not self.stopping():
+            began = time.perf_counter()
+            batch = next(self.batches)
+            self.state, metrics = self.step(self.state, batch)
+            self.done += 1
+            if waiting:
+                self._report(waiting)
+            waiting = _Made(self.done, metrics, int(np.count_nonzero(batch["segment_ids"])), began)
+            if self._due(self.config.eval_every) or self._due(self.config.save_every):
+                waiting = self._report(waiting)  # a step that went wrong must not be saved
+                self._pause()
+        if waiting:
+            self._report(waiting)
+        self._finish()
+
+    def _due(self, every: int | None) -> bool:
+        return every is not None and self.done % every == 0 and self.done < self.total
+
+    def _pause(self) -> None:
+        if self._due(self.config.eval_every):
+            self._evaluate()
+        if self._due(self.config.save_every):
+            self._save()
+
+    def _finish(self) -> None:
+        if self.done == self.total:
+            self._evaluate()
+        self._save()
+
+    def _report(self, made: _Made) -> None:
+        values = {name: float(value) for name, value in made.metrics.items()}
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(values[name]):
+                raise InputError(
+                    f"step {made.step}: {name} is {values[name]}; lower optimizer.lr (now {values['lr']:g}), "
+                    "look at the data with `burnish inspect`, or train in float32"
+                )
+        seconds = time.perf_counter() - made.began
+        values["trained_tokens"] = int(values["trained_tokens"])
+        self.metrics = {"step": made.step, **values, "tokens": made.tokens, "seconds": round(seconds, 4)}
+        self.metrics["tokens_per_second"] = round(made.tokens / seconds, 1)
+        if made.step % self.config.log_every == 0 or made.step in (1, self.total):
+            for callback in self.callbacks:
+                callback.on_step(self.metrics)
+
+    def _evaluate(self) -> None:
+        if self.evaluate is None:
+            return
+        self.evaluation = {"step": self.done, **self.evaluate(self.state)}
+        for callback in self.callbacks:
+            callback.on_evaluation(self.evaluation)
+
+    def _save(self) -> None:
+        if self.save is None:
+            return
+        self.save(self.done, self.state)
+        for callback in self.callbacks:
+            callback.on_save(self.done)

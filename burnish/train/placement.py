@@ -1,0 +1,34 @@
+"""Puts a module's parameters, and the optimizer's state, where the sharding rules say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from burnish.distributed.sharding import parameter_sharding, replicated
+from burnish.models.paths import Leaf, leaves
+from burnish.train.optimizer import Optimizer, OptimizerState
+
+
+def place_module(module: nnx.Module, mesh: Mesh) -> None:
+    """Moves every parameter to its place on the mesh."""
+    for leaf, variable in leaves(module).values():
+        array = variable[...]
+        variable.set_value(jax.device_put(array, parameter_sharding(mesh, leaf.axes, array.shape)))
+
+
+def init_optimizer(
+    optimizer: Optimizer, params: Mapping[str, jax.Array], leaves: Mapping[str, Leaf], mesh: Mesh
+) -> OptimizerState:
+    """The optimizer's first state; a moment shaped like its parameter lives where the parameter does."""
+    shapes = jax.eval_shape(optimizer.init, params)
+
+    def place(key: str, moments: Any) -> Any:
+        param = params[key]
+        own = parameter_sharding(mesh, leaves[key].axes, param.shape)
+        return jax.tree.map(lambda moment: own if moment.shape == param.shape else replicated(mesh), moments)
+
+    moments = {key: place(key, shapes.moments[key]) for key in shapes.moments}
+    return jax.jit(optimizer.init, out_shardings=OptimizerState(replicated(mesh), moments))(params)

@@ -1,0 +1,46 @@
+"""A run directory as a model: the model it started from, with what the run trained put in."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from burnish.adapt.config import LoraConfig
+from burnish.config import build_config
+from burnish.errors import InputError
+from burnish.models.paths import write
+from burnish.train.checkpoint import Checkpoints, stack_layers
+from burnish.train.run_folder import CONFIG, read_recipe
+from burnish.train.step import take_apart
+from burnish.wrapper import ModelWrapper
+
+
+def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> ModelWrapper:
+    """The model of a run directory, as of its last checkpoint.
+
+    Its adapter is frozen from here on: training goes on with a new one (`add_lora`), or with everything after `merge_lora`.
+    """
+    recipe = read_recipe(path)
+    if not isinstance(recipe.get("model"), str):
+        raise InputError(f"{path / CONFIG}: model is missing; it names what the run started from")
+    model = load(recipe["model"], dtype=dtype)
+    adapter = build_config(LoraConfig, recipe.get("adapter") or {"kind": "none"}, place=f"{path / CONFIG}: adapter")
+    model.prepare(adapter)
+    trainable = (recipe.get("train") or {}).get("trainable") or []
+    parts, params, _ = take_apart(model.module, trainable)
+    with closing(Checkpoints(path, keep=None)) as checkpoints:
+        step = checkpoints.latest_step()
+        if step is None:
+            raise InputError(f"{path}: no checkpoint yet; wait for the run to save one, or run it again")
+        shapes = {
+            name: jax.ShapeDtypeStruct(array.shape[1:] if leaf.stacked else array.shape, array.dtype)
+            for (key, array), leaf in zip(params.items(), parts.trained.values(), strict=True)
+            for name in leaf.names
+        }
+        found = checkpoints.restore_params(step, shapes)
+    write(model.module, stack_layers(found, params, parts.trained))
+    model.origin, model.adapter = replace(model.origin, source=str(path.resolve())), None
+    return model
