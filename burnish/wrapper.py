@@ -79,8 +79,8 @@ class ModelWrapper:
         if not self.features.packing:
             if positions is not None or segment_ids is not None:
                 raise InputError(f"{type(self.module).__name__} takes no positions or segment_ids")
-            return self.module(tokens)  # type: ignore[operator]
-        return self.module(tokens, positions=positions, segment_ids=segment_ids)  # type: ignore[operator]
+            return self.module(tokens)
+        return self.module(tokens, positions=positions, segment_ids=segment_ids)
 
     @property
     def decoder(self) -> Decoder:
@@ -88,6 +88,12 @@ class ModelWrapper:
         if not isinstance(self.module, Decoder):
             raise InputError(f"{type(self.module).__name__}: this needs a model of a known family, not a foreign module")
         return self.module
+
+    def require_tokenizer(self) -> "Tokenizer":
+        """The tokenizer; InputError when the model was wrapped without one."""
+        if self.tokenizer is None:
+            raise InputError("the model has no tokenizer; give it one: ModelWrapper(module, tokenizer)")
+        return self.tokenizer
 
     @property
     def parameters(self) -> int:
@@ -99,8 +105,10 @@ class ModelWrapper:
         """Whether adapters are on."""
         return bool(jax.tree.leaves(nnx.state(self.module, nnx.LoRAParam)))
 
-    def add_lora(self, rank: int | None = None, alpha: float | None = None, *, seed: int = 0, **options: Any) -> list[str]:
-        """Puts fresh adapters on (see `LoraConfig` for the options); returns the names of the layers that got one.
+    def add_lora(
+        self, rank: int | None = None, alpha: float | None = None, *, seed: int = 0, **options: Any
+    ) -> list[str]:
+        """Puts fresh adapters on (options as in `LoraConfig`); returns the names of the layers that got one.
 
         Adapters that are on already stay, frozen. Raises InputError for options out of range.
         """
@@ -108,7 +116,7 @@ class ModelWrapper:
         return self.prepare(config, seed=seed)
 
     def prepare(self, adapter: LoraConfig, *, seed: int = 0) -> list[str]:
-        """Readies the model for training as a recipe's adapter section says; returns the names of the adapted layers.
+        """Readies the model for training as a recipe's adapter section says; returns the adapted layers' names.
 
         With kind "none" everything is to be trained, so adapters that are on become part of their kernels.
         """

@@ -84,11 +84,16 @@ def merged_matmul(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scale:
     return x @ (w + scale * (a @ b))
 
 
-def _merged_forward(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scale: float):  # noqa: ANN202
+_Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array, float]
+
+
+def _merged_forward(
+    x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scale: float
+) -> tuple[jax.Array, _Saved]:
     return merged_matmul(x, w, a, b, scale), (x, w, a, b, scale)
 
 
-def _merged_backward(saved: tuple[jax.Array, ...], g: jax.Array):  # noqa: ANN202
+def _merged_backward(saved: _Saved, g: jax.Array) -> tuple[jax.Array | None, ...]:
     x, w, a, b, scale = saved
     rows, g_rows = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
     dx = g @ (w + scale * (a @ b)).T

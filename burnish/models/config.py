@@ -20,7 +20,8 @@ class RopeConfig:
       default   inverse frequencies theta ** (-2i / head_dim);
       linear    positions divided by `factor` (Chen et al. 2023, arXiv 2306.15595);
       llama3    long wavelengths divided by `factor`, short ones kept, a ramp between (Llama 3.1 model card);
-      yarn      NTK-by-parts with attention temperature (Peng et al. 2023, arXiv 2309.00071).
+      yarn      NTK-by-parts with attention temperature (Peng et al. 2023, arXiv 2309.00071); `truncate` widens its
+                ramp to whole dimensions.
     """
 
     theta: float = 10000.0
@@ -32,6 +33,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    truncate: bool = True
 
 
 @dataclass(frozen=True)

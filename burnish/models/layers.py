@@ -94,7 +94,7 @@ class Linear(nnx.Module):
     ) -> None:
         self.kernel = make((n_in, n_out), axes, "normal")
         self.bias = make((n_out,), (axes[1],), "zeros") if bias else nnx.data(None)
-        self.adapters = nnx.List([])
+        self.adapters: Any = nnx.List([])
 
     def __call__(self, x: jax.Array, dropout: DropoutKeys | None = None) -> jax.Array:
         """x [batch, length, in] -> [batch, length, out] in the dtype of x."""

@@ -28,7 +28,7 @@ class LinenModel(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """tokens [batch, length] -> what the Linen module returns."""
-        return self.linen.apply({"params": _as_arrays(self.params), **self.constants}, tokens)
+        return self.linen.apply({"params": _as_arrays(self.params), **self.constants}, tokens)  # type: ignore[return-value]
 
 
 def _as_params(tree: Mapping[str, Any]) -> dict[str, Any]:

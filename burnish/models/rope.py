@@ -38,8 +38,10 @@ def _yarn(inverse: np.ndarray, rope: RopeConfig, head_dim: int) -> tuple[np.ndar
     def dimension(turns: float) -> float:
         return head_dim * math.log(rope.original_max_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(dimension(rope.beta_fast)), 0)
-    high = min(math.ceil(dimension(rope.beta_slow)), head_dim - 1)
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
     width = max(high - low, 1e-3)
     slow = np.clip((np.arange(head_dim // 2) - low) / width, 0.0, 1.0)
     scale = rope.attention_factor

@@ -1,9 +1,10 @@
 """The sections of a recipe that say how to train, and the short form of them that Python callers write."""
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from burnish.data.config import DataConfig
 from burnish.distributed.config import MeshConfig
@@ -36,6 +37,11 @@ class TrainConfig(BaseModel):
     tensorboard: bool = True
 
 
+    def with_seed(self) -> "TrainConfig":
+        """The same, with a seed drawn where there was none."""
+        return self if self.seed is not None else self.model_copy(update={"seed": secrets.randbits(31)})
+
+
 class TrainerConfig(BaseModel):
     """All that a `Trainer` reads."""
 
@@ -46,21 +52,16 @@ class TrainerConfig(BaseModel):
     data: DataConfig = Field(default_factory=DataConfig)
     mesh: MeshConfig = Field(default_factory=MeshConfig)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_short_keys(cls, values: Any) -> Any:
-        return _lengthen(cls, values) if isinstance(values, Mapping) else values
 
+def with_sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts short keys in their sections: {"optimizer": "adamw", "lr": 1e-5} -> {"optimizer": {"name": "adamw", "lr": 1e-5}}.
 
-def _lengthen(schema: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"optimizer": "adamw", "lr": 1e-5} -> {"optimizer": {"name": "adamw", "lr": 1e-5}}.
-
-    A short key goes to the first section that has a field of that name; unknown keys stay, to be refused by name.
+    A key goes to the first section that has a field of that name; unknown keys stay, to be refused by name.
     """
     long: dict[str, Any] = {}
-    sections = _sections(schema)
+    sections = _sections(TrainerConfig)
     for key, value in values.items():
-        if key in schema.model_fields:
+        if key in sections:
             given = {"name": value} if key == "optimizer" and isinstance(value, str) else value
             long[key] = {**long.get(key, {}), **given} if isinstance(given, Mapping) else given
         else:

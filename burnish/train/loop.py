@@ -62,7 +62,8 @@ class Loop:
                 self._report(waiting)
             waiting = _Made(self.done, metrics, int(np.count_nonzero(batch["segment_ids"])), began)
             if self._due(self.config.eval_every) or self._due(self.config.save_every):
-                waiting = self._report(waiting)  # a step that went wrong must not be saved
+                self._report(waiting)  # before anything is saved: a step that went wrong must not be
+                waiting = None
                 self._pause()
         if waiting:
             self._report(waiting)

@@ -31,4 +31,5 @@ def init_optimizer(
         return jax.tree.map(lambda moment: own if moment.shape == param.shape else replicated(mesh), moments)
 
     moments = {key: place(key, shapes.moments[key]) for key in shapes.moments}
-    return jax.jit(optimizer.init, out_shardings=OptimizerState(replicated(mesh), moments))(params)
+    shardings: Any = OptimizerState(replicated(mesh), moments)  # type: ignore[arg-type]
+    return jax.jit(optimizer.init, out_shardings=shardings)(params)

@@ -31,19 +31,13 @@ class RunFolder:
         Raises InputError when the folder holds anything already, or another run holds it.
         """
         path = Path(path)
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path}: is a file; give --out a folder")
-        if path.is_dir() and any(path.iterdir()):
-            raise InputError(
-                f"{path}: holds a run already; continue it with `burnish resume {path}`, or give another --out"
-                if (path / CONFIG).exists()
-                else f"{path}: holds something else; give --out a new or empty folder"
-            )
+        check_new(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
         except OSError as error:
-            raise InputError(f"{path}: cannot be made ({error.strerror})") from None
-        run = cls(path, _lock(path))
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+        run = cls(path, lock)
         text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
         (path / CONFIG).write_text(text, encoding="utf-8")
         return run
@@ -80,6 +74,19 @@ class RunFolder:
     def close(self) -> None:
         """Lets other runs in."""
         self._lock.close()
+
+
+def check_new(path: Path) -> None:
+    """Raises InputError unless a run can begin in this folder: it must not be there, or be empty."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file; give --out a folder")
+    if not path.is_dir() or not any(path.iterdir()):
+        return
+    if (path / LOCK).exists():
+        _lock(path).close()  # says so when another run holds it
+    if (path / CONFIG).exists():
+        raise InputError(f"{path}: holds a run already; go on with `burnish resume {path}`, or give another --out")
+    raise InputError(f"{path}: holds something else; give --out a new or empty folder")
 
 
 def _lock(path: Path) -> IO[str]:

@@ -11,10 +11,10 @@ import jax
 from burnish.adapt.config import LoraConfig
 from burnish.config import build_config
 from burnish.errors import InputError
+from burnish.models.parts import choose_trained, take_apart
 from burnish.models.paths import write
 from burnish.train.checkpoint import Checkpoints, stack_layers
 from burnish.train.run_folder import CONFIG, read_recipe
-from burnish.train.step import take_apart
 from burnish.wrapper import ModelWrapper
 
 
@@ -29,8 +29,8 @@ def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Model
     model = load(recipe["model"], dtype=dtype)
     adapter = build_config(LoraConfig, recipe.get("adapter") or {"kind": "none"}, place=f"{path / CONFIG}: adapter")
     model.prepare(adapter)
-    trainable = (recipe.get("train") or {}).get("trainable") or []
-    parts, params, _ = take_apart(model.module, trainable)
+    selectors = (recipe.get("train") or {}).get("trainable") or []
+    parts, params, _ = take_apart(model.module, choose_trained(model.module, selectors))
     with closing(Checkpoints(path, keep=None)) as checkpoints:
         step = checkpoints.latest_step()
         if step is None:

@@ -10,7 +10,6 @@ The algorithm is in the objective, the update in `burnish.train.step`; what watc
 
 import functools
 import math
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -22,24 +21,27 @@ import jax
 import numpy as np
 
 from burnish.config import build_config
-from burnish.data.batches import TrainBatches, evaluation_batches
+from burnish.data.batches import TrainBatches
 from burnish.data.config import DataConfig
 from burnish.data.dataset import Examples, Source, load_examples, load_split
 from burnish.data.encode import Encoded
 from burnish.data.packing import batch_arrays
 from burnish.distributed.sharding import batch_sharding, batch_shards, make_mesh
 from burnish.errors import InputError
+from burnish.evaluate.objective import Evaluator
 from burnish.models.decoder import Decoder
+from burnish.models.parts import Parts, choose_trained, take_apart
 from burnish.models.paths import write
+from burnish.objectives.objective import Objective
 from burnish.objectives.sft import SFT
 from burnish.train.callbacks import Callback, MetricsFile, RunPlan, TensorBoard
 from burnish.train.checkpoint import Checkpoints
-from burnish.train.config import TrainConfig, TrainerConfig
+from burnish.train.config import TrainConfig, TrainerConfig, with_sections
 from burnish.train.loop import Loop
 from burnish.train.optimizer import make_optimizer
 from burnish.train.placement import init_optimizer, place_module
 from burnish.train.run_folder import RunFolder
-from burnish.train.step import Objective, Parts, StepState, eval_step, take_apart, train_step
+from burnish.train.step import StepState, train_step
 from burnish.wrapper import ModelWrapper
 
 FULL_LR, ADAPTER_LR = 1e-5, 2e-4
@@ -61,7 +63,7 @@ class Trainer:
     """Trains a model on an objective, in place.
 
     config: a `TrainerConfig`, or a mapping with its sections or their keys alone (`{"lr": 1e-5, "batch_size": 32}`).
-    out: the run directory; None keeps nothing on disk. recipe: further keys to record in its `config.yaml`.
+    out: the run directory; None keeps nothing on disk.
     """
 
     def __init__(
@@ -72,26 +74,24 @@ class Trainer:
         *,
         out: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
-        recipe: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.objective: Objective = objective or SFT()
-        given = config if isinstance(config, TrainerConfig) else build_config(TrainerConfig, config or {})
+        given = config if isinstance(config, TrainerConfig) else build_config(TrainerConfig, with_sections(config or {}))
         self.config = _resolve(given, model)
         self.out = Path(out) if out is not None else None
         self.recipe = {
+            **self.config.model_dump(mode="json"),
             "model": model.origin.source,
             "adapter": model.adapter.model_dump() if model.adapter else {"kind": "none"},
-            **self.config.model_dump(mode="json"),
-            **(recipe or {}),
         }
         self.mesh = make_mesh(self.config.mesh)
         self.callbacks: list[Callback] = list(callbacks)
-        self._stopping = False
+        self.stopping = False
 
     def stop(self) -> None:
         """Asks the loop to end after the step it is in, with a checkpoint."""
-        self._stopping = True
+        self.stopping = True
 
     def train(
         self,
@@ -109,7 +109,7 @@ class Trainer:
         Raises InputError for bad data, sizes that do not fit, and a loss that is not finite.
         """
         started, config, module = time.perf_counter(), self.config, self.model.module
-        train_set, eval_set = load_split(dataset, eval_dataset, self._tokenizer(), config.data)
+        train_set, eval_set = load_split(dataset, eval_dataset, self.model.require_tokenizer(), config.data)
         batches = TrainBatches(train_set.encoded, config.train.batch_size, config.data)
         total = _total_steps(batches, config.train, epochs)
         shards = batch_shards(self.mesh)
@@ -118,7 +118,7 @@ class Trainer:
         place_module(module, self.mesh)
         if isinstance(module, Decoder):
             module.remat = config.train.remat
-        parts, params, frozen = take_apart(module, config.train.trainable)
+        parts, params, frozen = take_apart(module, choose_trained(module, config.train.trainable))
         optimizer = make_optimizer(
             config.optimizer, parts.trained, {key: array.shape for key, array in params.items()}, total
         )
@@ -170,7 +170,7 @@ class Trainer:
                 save=None
                 if checkpoints is None
                 else lambda at, state: checkpoints.save(at, state, parts.trained, batches.get_state()),
-                stopping=lambda: self._stopping,
+                stopping=lambda: self.stopping,
                 callbacks=callbacks,
             )
             try:
@@ -184,37 +184,15 @@ class Trainer:
 
     def evaluate(self, dataset: Source) -> dict[str, float]:
         """Each term of the objective over every trained token of a data set, `sum / weight`, prefixed `eval_`."""
-        examples = load_examples(dataset, self._tokenizer(), self.config.data)
+        examples = load_examples(dataset, self.model.require_tokenizer(), self.config.data)
         place_module(self.model.module, self.mesh)
-        parts, params, frozen = take_apart(self.model.module, self.config.train.trainable)
+        parts, params, frozen = take_apart(self.model.module, {})
         return self._evaluator(parts, frozen, examples.encoded)(params)
 
-    def _evaluator(
-        self, parts: Parts, frozen: list[Any], examples: Sequence[Encoded]
-    ) -> Callable[[Mapping[str, jax.Array]], dict[str, float]]:
-        """Sums every term over every example, in float64, and divides once."""
-        shards = batch_shards(self.mesh)
-        step = jax.jit(functools.partial(eval_step, parts, self.objective, shards))
-        rows = _evaluation_rows(self.config.train, shards)
-        sharding = batch_sharding(self.mesh, micro_batches=False)
-
-        def evaluate(params: Mapping[str, jax.Array]) -> dict[str, float]:
-            totals: dict[str, np.ndarray] = {}
-            tokens = 0
-            for batch in evaluation_batches(examples, rows, self.config.data):
-                sums = step(dict(params), frozen, jax.device_put(batch, sharding))
-                for name, pair in sums.items():
-                    totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
-                tokens += int(np.count_nonzero(batch["weights"]))
-            terms = {f"eval_{name}": float(value / weight) for name, (value, weight) in totals.items()}
-            return {**terms, "eval_tokens": tokens}
-
-        return evaluate
-
-    def _tokenizer(self) -> Any:
-        if self.model.tokenizer is None:
-            raise InputError("the model has no tokenizer; give ModelWrapper one: ModelWrapper(module, tokenizer)")
-        return self.model.tokenizer
+    def _evaluator(self, parts: Parts, frozen: list[Any], examples: Sequence[Encoded]) -> Evaluator:
+        # Rows of a micro-batch, so that evaluation fits wherever training does.
+        rows = self.config.train.batch_size // _micro_batches(self.config.train, batch_shards(self.mesh))
+        return Evaluator(parts, frozen, self.objective, examples, self.config.data, rows, self.mesh)
 
     def _open(self, resume: bool, stack: ExitStack) -> RunFolder | None:
         if self.out is None:
@@ -232,14 +210,12 @@ class Trainer:
 
 def _resolve(config: TrainerConfig, model: ModelWrapper) -> TrainerConfig:
     """Fills in what depends on the model and on chance, so that `config.yaml` says what was done."""
-    train, optimizer, data = config.train, config.optimizer, config.data
+    train, optimizer, data = config.train.with_seed(), config.optimizer, config.data
     if model.adapted and model.adapter is None and not train.trainable:
         raise InputError(
             "the adapters this model was loaded with are frozen: put new ones on with add_lora(), or train everything "
             "after merge_lora()"
         )
-    if train.seed is None:
-        train = train.model_copy(update={"seed": secrets.randbits(31)})
     if optimizer.lr is None:
         adapters_only = model.adapted and not train.trainable
         optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR if adapters_only else FULL_LR})
@@ -278,11 +254,6 @@ def _micro_batches(config: TrainConfig, shards: int) -> int:
             f"these do: {', '.join(map(str, possible))}"
         )
     return config.accumulation
-
-
-def _evaluation_rows(config: TrainConfig, shards: int) -> int:
-    """Rows of an evaluation batch: those of a micro-batch, so that it fits wherever training does."""
-    return config.batch_size // _micro_batches(config, shards)
 
 
 def _put(batch: Mapping[str, np.ndarray], *, cut: int, sharding: Any) -> dict[str, jax.Array]:

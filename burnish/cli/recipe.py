@@ -1,0 +1,105 @@
+"""The recipe: one tree of options behind every command, from a YAML file and `key.path=value` words.
+
+    model: smollm2-135m
+    adapter: {rank: 16}
+    data: {path: train.jsonl, max_length: 512}
+    train: {steps: 200}
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from burnish.adapt.config import LoraConfig
+from burnish.config import build_config
+from burnish.data.config import DataConfig
+from burnish.data.tasks import TaskConfig
+from burnish.errors import InputError
+from burnish.train.config import TrainerConfig
+from burnish.train.run_folder import CONFIG, read_recipe, read_yaml
+
+
+class RecipeData(DataConfig):
+    """`data`: where records are, and how they become rows of tokens."""
+
+    path: str | None = Field(default=None, description="A JSONL file to train on.")
+    eval_path: str | None = Field(default=None, description="A JSONL file to evaluate on; null: hold rows out.")
+
+
+class RecipeTask(TaskConfig):
+    """`task`: problems that are made as needed, trained on and scored."""
+
+    name: str | None = Field(default=None, description="reasoning_gym:TASK")
+    score: bool = Field(default=True, description="Score the held-out problems before and after training.")
+    max_tokens: int = Field(default=64, ge=1, description="Longest reply that is read when scoring.")
+
+
+class SftConfig(BaseModel):
+    """`sft`: the objective of supervised fine-tuning (see `burnish.objectives.sft.SFT`)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    loss: Literal["cross_entropy", "dft"] = "cross_entropy"
+    z_loss: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+
+
+class Recipe(TrainerConfig):
+    """Everything a command can be told."""
+
+    model: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
+    adapter: LoraConfig = Field(default_factory=LoraConfig)
+    sft: SftConfig = Field(default_factory=SftConfig)
+    data: RecipeData = Field(default_factory=RecipeData)
+    task: RecipeTask = Field(default_factory=RecipeTask)
+
+
+def read_words(words: Iterable[str], options: dict[str, Any]) -> Recipe:
+    """A recipe from a command line: a YAML file among the words, then the options, then `key.path=value` words.
+
+    options: by dotted key; None is left out. Later ones win. Raises InputError for a word that is neither, and for any
+    key or value that the schema refuses.
+    """
+    tree: dict[str, Any] = {}
+    words = list(words)
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise InputError(f"{files[1]}: one recipe file is enough; options are written key=value")
+    if files:
+        if not files[0].endswith((".yaml", ".yml")):
+            raise InputError(f"{files[0]}: neither a .yaml recipe nor key=value")
+        tree = read_yaml(Path(files[0]))
+    for key, value in options.items():
+        if value is not None:
+            _place(tree, key, value)
+    for word in words:
+        key, equals, text = word.partition("=")
+        if equals:
+            _place(tree, key, _value(text, key))
+    return build_config(Recipe, tree)
+
+
+def recipe_of_run(path: Path) -> Recipe:
+    """The recipe that a run directory was made by."""
+    return build_config(Recipe, read_recipe(path), place=f"{path / CONFIG}:")
+
+
+def _place(tree: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = tree.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"{key}: {section} is {inner!r}, not a section")
+        tree = inner
+    tree[last] = value
+
+
+def _value(text: str, key: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"{key}: {text!r} is not a value; quote it as in YAML") from None

@@ -1,0 +1,137 @@
+"""What a run says: its plan before it starts, its progress, and how it ended. Readable on a terminal and in a file."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from burnish.data.encode import EncodeCounts, Encoded
+from burnish.train.callbacks import Callback, RunPlan
+
+if TYPE_CHECKING:
+    from burnish.data.tokenizer import Tokenizer
+    from burnish.train.trainer import TrainResult
+
+LINE_SECONDS = 20.0  # in a file, a progress line at most so often
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Standard output (or error); in a file, lines are not wrapped and carry no colour."""
+    console = Console(highlight=False, stderr=stderr)
+    if not console.is_terminal:
+        console = Console(highlight=False, soft_wrap=True, width=10_000, stderr=stderr)
+    return console
+
+
+def marked(example: Encoded, tokenizer: "Tokenizer", *, plain: bool) -> Text:
+    """An example's text with what is trained marked: bold green, or ⟦ ⟧ where there is no colour."""
+    text, start = Text(), 0
+    for end in range(1, len(example.tokens) + 1):
+        if end < len(example.tokens) and example.loss_mask[end] == example.loss_mask[start]:
+            continue
+        piece = tokenizer.decode(example.tokens[start:end].tolist(), skip_special=False)
+        trained = bool(example.loss_mask[start])
+        if trained and plain:
+            piece = f"⟦{piece}⟧"
+        text.append(piece, style="bold green" if trained else "dim")
+        start = end
+    return text
+
+
+def count(number: float) -> str:
+    """4884480 -> "4.88 M"."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:g}"
+
+
+def data_line(name: str, counts: EncodeCounts) -> str:
+    """One line on a data set; what was dropped or cut is said, never hidden."""
+    line = f"{name}: {counts.kept} of {counts.rows} rows, {count(counts.tokens)} tokens, {count(counts.trained_tokens)} trained"
+    notes = {
+        "cut": counts.truncated,
+        "dropped as too long": counts.dropped_too_long,
+        "dropped with nothing left to learn": counts.dropped_no_target,
+    }
+    said = [f"{number} {what}" for what, number in notes.items() if number]
+    return line + (f" ({', '.join(said)})" if said else "")
+
+
+@contextmanager
+def progress_line(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Gives a function that is told how many of `total` are done; in a file, one line says it has begun."""
+    if not console.is_terminal:
+        console.print(f"{what} ({total})")
+        yield lambda done: None
+        return
+    with Progress(TextColumn(what), MofNCompleteColumn(), BarColumn(), console=console, transient=True) as progress:
+        bar = progress.add_task(what, total=total)
+        yield lambda done: progress.update(bar, completed=done)
+
+
+class Narrator(Callback):
+    """Tells the person at the terminal, or the reader of the file, what the run does."""
+
+    def __init__(self, console: Console, tokenizer: "Tokenizer") -> None:
+        self._console, self._tokenizer = console, tokenizer
+        self._progress: Progress | None = None
+        self._bar: Any = None
+        self._said = 0.0
+        self._total = 0
+
+    def on_start(self, plan: RunPlan) -> None:
+        say = self._console.print
+        self._total = plan.total
+        say("[bold]Recipe[/bold]")
+        for name, section in plan.recipe.items():
+            said = " ".join(f"{key}={value}" for key, value in section.items()) if isinstance(section, dict) else section
+            say(f"  {name:<10}", Text(str(said)))
+        say("[bold]Plan[/bold]")
+        say(f"  parameters {count(plan.parameters)}, trained {count(plan.trainable)}", end="")
+        say(f" ({plan.trainable / plan.parameters:.2%})")
+        say(f"  {data_line('training', plan.train_counts)}")
+        say(f"  {data_line('held out', plan.eval_counts)}")
+        say(
+            f"  steps {plan.done} to {plan.total}, each {plan.rows} rows of {plan.length} tokens "
+            f"in {plan.micro_batches} micro-batches, rows {plan.efficiency:.0%} full"
+        )
+        say(f"  memory of a step {plan.memory_bytes / 2**30:.2f} GiB, compiled in {plan.compile_seconds:.0f} s")
+        for lack in plan.lacks:
+            say(f"  note: {lack}")
+        say("[bold]First example[/bold], trained tokens " + ("green" if self._console.is_terminal else "in ⟦ ⟧"))
+        say(marked(plan.example, self._tokenizer, plain=not self._console.is_terminal))
+        say()
+        if self._console.is_terminal:
+            columns = [TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[said]}")]
+            self._progress = Progress(*columns, TimeRemainingColumn(), console=self._console)
+            self._bar = self._progress.add_task("training", total=plan.total, completed=plan.done, said="")
+            self._progress.start()
+        self._started, self._done_before = time.monotonic(), plan.done
+
+    def on_step(self, entry: Mapping[str, float]) -> None:
+        said = f"loss {entry['loss']:.4f}  {entry['tokens_per_second']:.0f} tokens/s"
+        step = int(entry["step"])
+        if self._progress:
+            self._progress.update(self._bar, completed=step, said=said)
+        elif step in (1, self._total) or time.monotonic() - self._said >= LINE_SECONDS:
+            self._said = time.monotonic()
+            rate = (self._said - self._started) / (step - self._done_before)
+            self._console.print(f"step {step}/{self._total}  {said}  {rate * (self._total - step):.0f} s left")
+
+    def on_evaluation(self, entry: Mapping[str, float]) -> None:
+        self._console.print(f"step {int(entry['step'])}: held-out loss {entry['eval_loss']:.4f}")
+
+    def close(self) -> None:
+        """Takes the progress bar off the screen; also after a failure."""
+        if self._progress:
+            self._progress.stop()
+            self._progress = None
+
+    def on_end(self, result: "TrainResult") -> None:
+        self.close()
+        self._console.print(f"{result.steps} steps, {result.seconds:.0f} s with loading and compiling; saved in {result.out}")
