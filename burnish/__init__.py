@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from burnish.adapt.config import LoraConfig as LoraConfig
     from burnish.errors import InputError as InputError
+    from burnish.generate.config import SamplingConfig as SamplingConfig
+    from burnish.generate.engine import generate as generate
+    from burnish.generate.engine import stream as stream
     from burnish.loading import load as load
     from burnish.models.config import ModelConfig as ModelConfig
     from burnish.models.decoder import Decoder as Decoder
@@ -35,10 +38,13 @@ _HOMES = {
     "ModelWrapper": "burnish.wrapper",
     "Origin": "burnish.wrapper",
     "SFT": "burnish.objectives.sft",
+    "SamplingConfig": "burnish.generate.config",
     "TrainResult": "burnish.train.trainer",
     "Trainer": "burnish.train.trainer",
     "TrainerConfig": "burnish.train.config",
+    "generate": "burnish.generate.engine",
     "load": "burnish.loading",
+    "stream": "burnish.generate.engine",
 }
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 

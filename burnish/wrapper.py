@@ -1,5 +1,6 @@
 """A model as users hold it: module, tokenizer, and where it came from."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,6 +128,12 @@ class ModelWrapper:
             return []
         self.adapter, names = add_lora(self.decoder, adapter, seed=seed)
         return names
+
+    def save(self, folder: "str | os.PathLike[str]", *, dtype: Any = None) -> Path:
+        """Writes a Hugging Face folder, adapters merged; see `burnish.convert.hf_out.save_hf`."""
+        from burnish.convert.hf_out import save_hf
+
+        return save_hf(self, folder, dtype=dtype)
 
     def merge_lora(self) -> Merged:
         """Adds the adapters into the kernels; what it returns undoes it (`unmerge_lora`)."""

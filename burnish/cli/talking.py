@@ -9,7 +9,7 @@ from burnish.cli.report import make_console
 from burnish.config import build_config
 from burnish.errors import InputError
 from burnish.generate.config import SamplingConfig
-from burnish.generate.generate import generate, stream
+from burnish.generate.engine import Sampler, generate
 from burnish.loading import load
 
 
@@ -25,7 +25,7 @@ def answer(
     for prompt, completion in zip(prompts, generate(model, asked, config), strict=True):
         if as_json:
             said = {"prompt": prompt, "text": completion.text, "finish_reason": completion.finish_reason}
-            print(json.dumps({**said, "tokens": list(completion.tokens), "log_probs": list(completion.log_probs)}))
+            print(json.dumps({**said, "tokens": completion.token_ids, "log_probs": completion.log_probs}))
         else:
             print(completion.text)
 
@@ -33,14 +33,14 @@ def answer(
 def converse(source: str, system: str | None, sampling: dict[str, Any]) -> None:
     """Reads lines and streams replies until an empty line or the end of the input."""
     config = build_config(SamplingConfig, sampling)
-    model = load(source)
+    sampler = Sampler(load(source))
     console = make_console()
     console.print(f"[dim]talking to {source}; an empty line ends it[/dim]")
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     while line := _read_line():
         messages.append({"role": "user", "content": line})
         said = ""
-        for piece in stream(model, messages, config):
+        for piece in sampler.stream(messages, config):
             print(piece, end="", flush=True)
             said += piece
         print()

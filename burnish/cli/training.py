@@ -12,13 +12,14 @@ from rich.text import Text
 
 from burnish.cli.recipe import Recipe, read_words, recipe_of_run
 from burnish.cli.report import Narrator, make_console, progress_line
-from burnish.data.records import ChatRecord, Record, read_records
+from burnish.data.encode import Encoder
+from burnish.data.records import Record, read_records
 from burnish.data.split import split_holdout
 from burnish.data.tasks import Problem, Task
 from burnish.errors import InputError
 from burnish.evaluate.accuracy import Accuracy, task_accuracy
 from burnish.generate.config import SamplingConfig
-from burnish.generate.generate import generate
+from burnish.generate.engine import generate
 from burnish.loading import load
 from burnish.objectives.sft import SFT
 from burnish.train.run_folder import check_new
@@ -105,16 +106,9 @@ def _look(model: ModelWrapper, material: Material, recipe: Recipe, console: Cons
     if not material.held_out:
         return None
     record = material.held_out[0]
-    chat = record if isinstance(record, ChatRecord) else record.as_chat()
-    has_template = model.require_tokenizer().chat_template is not None
-    turns = list(chat.messages[: _last_reply(chat)])
-    prompt: Any = turns if has_template else "\n".join(str(turn["content"]) for turn in turns)
+    prompt = Encoder(model.require_tokenizer(), recipe.data.system).prompt(record)
     [completion] = generate(model, [prompt], SamplingConfig(max_tokens=recipe.task.max_tokens, temperature=0.0))
-    return Look(str(turns[-1]["content"]) if turns else "", completion.text, None)
-
-
-def _last_reply(chat: ChatRecord) -> int:
-    return max(index for index, message in enumerate(chat.messages) if message["role"] == "assistant")
+    return Look(model.require_tokenizer().decode(prompt), completion.text, None)
 
 
 def _compare(console: Console, before: Look | None, after: Look | None) -> None:

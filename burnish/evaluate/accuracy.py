@@ -7,7 +7,7 @@ from typing import Any
 from burnish.data.tasks import Grade, Problem, Task
 from burnish.evaluate.intervals import Rate
 from burnish.generate.config import SamplingConfig
-from burnish.generate.generate import generate
+from burnish.generate.engine import Sampler
 from burnish.wrapper import ModelWrapper
 
 
@@ -68,9 +68,12 @@ def task_accuracy(
     """Asks every problem once, greedily, and grades the replies. `on_progress` is told how many are answered."""
     prompts = [[{"role": "user", "content": task.prompt(problem)}] for problem in problems]
     sampling = SamplingConfig(max_tokens=max_tokens, temperature=0.0)
-    completions = generate(model, prompts, sampling, batch_size=batch_size, on_progress=on_progress)
-    answered = [
-        Answered(problem, completion.text, task.grade(completion.text, problem))
-        for problem, completion in zip(problems, completions, strict=True)
-    ]
+    sampler = Sampler(model)
+    answered: list[Answered] = []
+    for start in range(0, len(prompts), batch_size):
+        batch = slice(start, start + batch_size)
+        for problem, completion in zip(problems[batch], sampler.generate(prompts[batch], sampling, batch_size=batch_size), strict=True):
+            answered.append(Answered(problem, completion.text, task.grade(completion.text, problem)))
+        if on_progress:
+            on_progress(len(answered))
     return Accuracy(answered)
