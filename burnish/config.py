@@ -29,9 +29,10 @@ def _explain(schema: type[BaseModel], error: ValidationError, place: str) -> str
     key = ".".join([place, *location] if place else location)
     if first["type"] == "extra_forbidden":
         section = _section_at(schema, location[:-1])
-        near = difflib.get_close_matches(location[-1], section.model_fields, n=1, cutoff=0.5)
+        names = _names_under(section)
+        near = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.6)
         known = ", ".join(section.model_fields)
-        return f"{key}: unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known keys are {known}")
+        return f"{key}: unknown key; " + (f"did you mean {names[near[0]]}?" if near else f"known keys are {known}")
     shown = repr(first["input"])
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     message = str(first["msg"]).removeprefix("Value error, ")
@@ -40,10 +41,22 @@ def _explain(schema: type[BaseModel], error: ValidationError, place: str) -> str
 
 def _section_at(schema: type[BaseModel], location: list[str]) -> type[BaseModel]:
     for part in location:
-        if part not in schema.model_fields:
-            continue
-        annotation = schema.model_fields[part].annotation
-        options = [annotation, *get_args(annotation)]
-        nested = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
-        schema = nested[0] if nested else schema
+        if part in schema.model_fields:
+            schema = _nested(schema, part) or schema
     return schema
+
+
+def _names_under(schema: type[BaseModel]) -> dict[str, str]:
+    """Every key of a section and of the sections in it, by its last word: {"lr": "optimizer.lr"}; outer ones first."""
+    names = {name: name for name in schema.model_fields}
+    for name in schema.model_fields:
+        if inner := _nested(schema, name):
+            for word, path in _names_under(inner).items():
+                names.setdefault(word, f"{name}.{path}")
+    return names
+
+
+def _nested(schema: type[BaseModel], name: str) -> type[BaseModel] | None:
+    annotation = schema.model_fields[name].annotation
+    options = [annotation, *get_args(annotation)]
+    return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
