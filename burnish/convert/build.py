@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,5 +30,7 @@ def build_decoder(config: ModelConfig, read_tensor: ReadTensor, dtype: Any) -> D
                 buffer[index] = read_tensor(name, shape[1:])
         else:
             buffer[...] = read_tensor(leaf.names[0], shape)
-        variable.set_value(jnp.asarray(buffer))
+        # One copy (`jnp.asarray` makes two), awaited, so that this buffer is gone before the next one is made.
+        variable.set_value(jax.block_until_ready(jax.device_put(buffer, may_alias=False)))
+        del buffer
     return decoder

@@ -4,6 +4,7 @@ Facts come from the Hugging Face configuration files of each family; both spelli
 (`rope_theta` and `rope_scaling`, or `rope_parameters`; `torch_dtype`, or `dtype`), the newer one is written.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,42 +46,66 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     model_type = config.get("model_type")
     if model_type is None:
         raise InputError(f"{place}: no model_type; this is not the config.json of a language model")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise InputError(f"{place}: model_type {model_type!r} is not known; known are {', '.join(sorted(FAMILIES))}")
     return FAMILIES[model_type]
 
 
 def _llama_from_hf(hf: Mapping[str, Any], place: str) -> ModelConfig:
-    def need(key: str) -> int:
-        if hf.get(key) is None:
-            raise InputError(f"{place}: {key} is missing; the file is incomplete")
-        return hf[key]
-
-    hidden, heads = need("hidden_size"), need("num_attention_heads")
-    max_length = hf.get("max_position_embeddings") or 2048
-    theta, rope = _rope_section(hf)
+    hidden = _count(hf, "hidden_size", place)
+    heads = _count(hf, "num_attention_heads", place)
+    max_length = _count(hf, "max_position_embeddings", place, 2048)
     activation = hf.get("hidden_act") or "silu"
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise InputError(f"{place}: hidden_act {activation!r} is not known; known are {', '.join(_ACTIVATIONS)}")
-    if not isinstance(heads, int) or heads < 1:
-        raise InputError(f"{place}: num_attention_heads is {heads!r}; it must be a whole number of 1 or more")
-    return ModelConfig(
+    if hf.get("quantization_config"):
+        raise InputError(f"{place}: the weights are quantized (quantization_config); give the unquantized model")
+    return placed_config(
+        place,
         family="llama",
-        vocab_size=need("vocab_size"),
+        vocab_size=_count(hf, "vocab_size", place),
         hidden_size=hidden,
-        intermediate_size=need("intermediate_size"),
-        num_layers=need("num_hidden_layers"),
+        intermediate_size=_count(hf, "intermediate_size", place),
+        num_layers=_count(hf, "num_hidden_layers", place),
         num_heads=heads,
-        num_kv_heads=hf.get("num_key_value_heads") or heads,
-        head_dim=hf.get("head_dim") or hidden // heads,
+        num_kv_heads=_count(hf, "num_key_value_heads", place, heads),
+        head_dim=_count(hf, "head_dim", place, max(hidden // heads, 1)),
         max_length=max_length,
-        norm_eps=1e-6 if hf.get("rms_norm_eps") is None else float(hf["rms_norm_eps"]),
+        norm_eps=_number(hf, "rms_norm_eps", place, 1e-6),
         activation=_ACTIVATIONS[activation],
-        rope=_rope_from_hf(theta, rope, max_length, place),
+        rope=_rope_from_hf(hf, max_length, place),
         tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
         attention_bias=bool(hf.get("attention_bias", False)),
         mlp_bias=bool(hf.get("mlp_bias", False)),
     )
+
+
+def placed_config(place: str, **values: Any) -> ModelConfig:
+    """A `ModelConfig` whose errors name the file that its values come from."""
+    try:
+        return ModelConfig(**values)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def _count(section: Mapping[str, Any], key: str, place: str, default: int | None = None) -> int:
+    """A whole number of 1 or more; where the key is missing or null, the default or an InputError."""
+    value = section.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise InputError(f"{place}: {key} is missing; the file is incomplete")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{place}: {key} is {value!r}; it must be a whole number of 1 or more")
+    return value
+
+
+def _number(section: Mapping[str, Any], key: str, place: str, default: float) -> float:
+    """A positive number; the default where the key is missing or null."""
+    value = section.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise InputError(f"{place}: {key} is {value!r}; it must be a number above 0")
+    return float(value)
 
 
 # Hugging Face's names of activations, and the one of ours that computes each.
@@ -94,26 +119,38 @@ _ACTIVATIONS: dict[str, Any] = {
 }
 
 
-def _rope_section(hf: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-    """(theta, scaling) from either spelling."""
-    section = hf.get("rope_parameters")
-    scaling = dict(section or hf.get("rope_scaling") or {})
-    theta = scaling.pop("rope_theta", None) or hf.get("rope_theta") or 10000.0
-    return float(theta), scaling
-
-
-def _rope_from_hf(theta: float, scaling: dict[str, Any], max_length: int, place: str) -> RopeConfig:
+def _rope_from_hf(hf: Mapping[str, Any], max_length: int, place: str) -> RopeConfig:
+    """Rope from either spelling; where a file has both, `rope_scaling` wins, as in transformers."""
+    name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    scaling = hf.get(name) or {}
+    if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
+        raise InputError(f"{place}: {name} is {scaling!r}; one set of numbers for all layers is needed")
+    theta = _number({**hf, **scaling}, "rope_theta", place, 10000.0)
+    if _number({**hf, **scaling}, "partial_rotary_factor", place, 1.0) != 1.0:
+        raise InputError(f"{place}: partial_rotary_factor is not known; only rope over the whole head is")
     kind = scaling.get("rope_type", scaling.get("type", "default")) or "default"
     if kind not in ("default", "linear", "llama3", "yarn"):
-        raise InputError(f"{place}: rope type {kind!r} is not known; known are default, linear, llama3, yarn")
+        raise InputError(f"{place}: {name}: rope type {kind!r} is not known; known are default, linear, llama3, yarn")
     if kind == "default":
         return RopeConfig(theta=theta)
     if "factor" not in scaling:
-        raise InputError(f"{place}: rope type {kind!r} needs a factor")
-    original = scaling.get("original_max_position_embeddings") or max_length
+        raise InputError(f"{place}: {name} of type {kind!r} needs a factor")
+    if kind == "linear":
+        return RopeConfig(theta, kind, _number(scaling, "factor", place, 1.0))
+    original = _count(scaling, "original_max_position_embeddings", place, max_length)
     names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
-    given = {name: float(scaling[name]) for name in names if scaling.get(name) is not None}
-    return RopeConfig(theta, kind, float(scaling["factor"]), int(original), **given)
+    given = {key: _number(scaling, key, place, 1.0) for key in names if scaling.get(key) is not None}
+    factor = _number(scaling, "factor", place, max_length / original)
+    if kind == "yarn" and "attention_factor" not in given and scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        above, below = (_number(scaling, key, place, 1.0) for key in ("mscale", "mscale_all_dim"))
+        given["attention_factor"] = _temperature(factor, above) / _temperature(factor, below)
+    truncate = scaling.get("truncate") is not False
+    return RopeConfig(theta, kind, factor, original, truncate=truncate, **given)
+
+
+def _temperature(factor: float, weight: float) -> float:
+    """YaRN's attention temperature with DeepSeek's weight on the logarithm: 0.1 weight ln(factor) + 1."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _llama_to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -129,6 +166,8 @@ def _llama_to_hf(config: ModelConfig) -> dict[str, Any]:
         parameters |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
         if rope.attention_factor is not None:
             parameters["attention_factor"] = rope.attention_factor
+        if not rope.truncate:
+            parameters["truncate"] = False
     hf_name = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -146,11 +185,21 @@ def _llama_to_hf(config: ModelConfig) -> dict[str, Any]:
         # Read by every version: the newer one takes rope_parameters, the older ones the two keys after it.
         "rope_parameters": parameters,
         "rope_theta": rope.theta,
-        "rope_scaling": None if rope.kind == "default" else {k: v for k, v in parameters.items() if k != "rope_theta"},
+        "rope_scaling": _old_scaling(parameters),
         "tie_word_embeddings": config.tie_embeddings,
         "attention_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,
     }
+
+
+def _old_scaling(parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`rope_scaling` as files had it before `rope_parameters`."""
+    kind = parameters["rope_type"]
+    if kind == "default":
+        return None
+    if kind == "linear":  # the oldest readers want exactly these two keys
+        return {"type": kind, "factor": parameters["factor"]}
+    return {key: value for key, value in parameters.items() if key != "rope_theta"}
 
 
 LLAMA = Family(

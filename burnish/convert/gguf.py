@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from burnish.convert.build import build_decoder
+from burnish.convert.families import placed_config
 from burnish.errors import InputError
 from burnish.models.config import ModelConfig, RopeConfig
 from burnish.models.decoder import Decoder
@@ -35,9 +36,12 @@ def open_gguf(path: Path) -> Any:
     """A `gguf.GGUFReader` over a file; InputError when it is missing, cut short, or no GGUF."""
     import gguf
 
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    if path.stat().st_size < 24 or path.open("rb").read(4) != b"GGUF":
+    try:
+        with path.open("rb") as file:
+            magic = file.read(24)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    if not magic.startswith(b"GGUF") or len(magic) < 24:
         raise InputError(f"{path}: not a GGUF file; give a .gguf, a Hugging Face folder or a built-in name")
     try:
         reader = gguf.GGUFReader(path)
@@ -70,13 +74,12 @@ def load_gguf_decoder(path: Path, reader: Any, dtype: Any) -> Decoder:
                 f"{path}: tensor {file_name} is {tensor.tensor_type.name}, which cannot be dequantized; "
                 "use a Q4_0 to Q8_0, K-quant, F16, BF16 or F32 file"
             ) from None
-        if name.endswith("kernel"):
-            if "attn.q_proj" in name or "attn.k_proj" in name:
-                array = _half_split_rows(array, config.head_dim)
-            array = array.T
-        if array.shape != shape:
-            raise InputError(f"{path}: tensor {file_name} has {list(array.shape)} values where {list(shape)} are needed")
-        return array
+        wanted = shape[::-1] if name.endswith("kernel") else shape
+        if array.shape != wanted:
+            raise InputError(f"{path}: tensor {file_name} is {list(array.shape)}; {list(wanted)} is needed")
+        if "attn.q_proj" in name or "attn.k_proj" in name:
+            array = _half_split_rows(array, config.head_dim)
+        return array.T if name.endswith("kernel") else array
 
     return build_decoder(config, read_tensor, dtype)
 
@@ -90,8 +93,8 @@ def _weight_name(name: str) -> str:
 
 
 def _half_split_rows(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows (2 i, 2 i + 1) of each head become (i, i + head_dim / 2)."""
-    pairs = rows.reshape(-1, head_dim // 2, 2, rows.shape[1])
+    """Rows (2 i, 2 i + 1) of each head become (i, i + head_dim / 2): of a matrix, or of a bias."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -104,7 +107,10 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
     def need(key: str) -> Any:
         if f"{architecture}.{key}" not in metadata:
             raise InputError(f"{path}: metadata {architecture}.{key} is missing; the file is incomplete")
-        return metadata[f"{architecture}.{key}"]
+        value = metadata[f"{architecture}.{key}"]
+        if isinstance(value, str) or not value > 0:
+            raise InputError(f"{path}: metadata {architecture}.{key} is {value!r}; it must be a number above 0")
+        return value
 
     def maybe(key: str, default: Any) -> Any:
         return metadata.get(f"{architecture}.{key}", default)
@@ -113,12 +119,15 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
         raise InputError(f"{path}: tensor token_embd.weight is missing; is this a vocabulary-only GGUF?")
     hidden, heads, length = need("embedding_length"), need("attention.head_count"), need("context_length")
     head_dim = maybe("attention.key_length", hidden // heads)
+    if maybe("attention.value_length", head_dim) != head_dim:
+        raise InputError(f"{path}: attention.value_length unlike key_length {head_dim} is not supported")
     rope_dim = maybe("rope.dimension_count", head_dim)
     if rope_dim != head_dim:
         raise InputError(f"{path}: rope over {rope_dim} of {head_dim} features of a head is not supported")
     if maybe("expert_count", 0):
         raise InputError(f"{path}: mixture-of-experts files are not supported")
-    return ModelConfig(
+    return placed_config(
+        str(path),
         vocab_size=int(tensors["token_embd.weight"].shape[1]),
         hidden_size=hidden,
         intermediate_size=need("feed_forward_length"),
@@ -132,6 +141,7 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
         rope=_rope(maybe, tensors, head_dim, length, path),
         tie_embeddings="output.weight" not in tensors,
         attention_bias="blk.0.attn_q.bias" in tensors,
+        mlp_bias="blk.0.ffn_gate.bias" in tensors,
     )
 
 
@@ -144,8 +154,20 @@ def _rope(maybe: Any, tensors: Mapping[str, Any], head_dim: int, length: int, pa
         return RopeConfig(theta=theta)
     if kind not in ("linear", "yarn"):
         raise InputError(f"{path}: rope scaling {kind!r} is not known; known are none, linear, yarn, llama3")
-    original = int(maybe("rope.scaling.original_context_length", length))
-    return RopeConfig(theta, kind, float(maybe("rope.scaling.factor", 1.0)), original)
+    factor = float(maybe("rope.scaling.factor", 1.0))
+    if kind == "linear":
+        return RopeConfig(theta, kind, factor)
+    for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
+        if maybe(key, 1.0) != 1.0:
+            raise InputError(f"{path}: {key} is {maybe(key, 1.0)}; only 1 is supported")
+    return RopeConfig(
+        theta,
+        kind,
+        factor,
+        int(maybe("rope.scaling.original_context_length", length)),
+        beta_fast=float(maybe("rope.scaling.yarn_beta_fast", 32.0)),
+        beta_slow=float(maybe("rope.scaling.yarn_beta_slow", 1.0)),
+    )
 
 
 def _llama3_rope(theta: float, divisors: np.ndarray, head_dim: int, path: Path) -> RopeConfig:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,49 +40,81 @@ def load_hf_decoder(folder: Path, dtype: Any) -> Decoder:
     hf = read_json(folder / CONFIG)
     family = family_of(hf, str(folder / CONFIG))
     config = family.from_hf(hf, str(folder / CONFIG))
-    with ExitStack() as stack:
-        tensors = _open_tensors(folder, stack)
+    files = _find_tensors(folder)
+    if config.tie_embeddings and _differ(files, family.weight_name("embed.weight"), family.weight_name("head.kernel")):
+        # A file that says tied and holds a head of its own: transformers 5 believes the head.
+        config = replace(config, tie_embeddings=False)
 
-        def read_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
-            file_name = family.weight_name(name)
-            if file_name not in tensors:
-                raise InputError(f"{folder}: tensor {file_name} is missing from the safetensors files")
-            path, handle = tensors[file_name]
+    def read_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        file_name = family.weight_name(name)
+        if file_name not in files:
+            raise InputError(f"{folder}: tensor {file_name} is missing from the safetensors files")
+        path = files[file_name]
+        with _opened(path) as handle:
             try:
                 array = handle.get_tensor(file_name)
             except (SafetensorError, TypeError, AttributeError) as error:
                 raise InputError(f"{path}: tensor {file_name} cannot be read ({error})") from None
-            if array.dtype.kind in "iu":
-                raise InputError(f"{path}: tensor {file_name} is {array.dtype}; only float weights are read")
-            array = array.T if name.endswith("kernel") else array
-            if array.shape != shape:
-                wanted = shape[::-1] if name.endswith("kernel") else shape
-                found = array.shape[::-1] if name.endswith("kernel") else array.shape
-                raise InputError(f"{path}: tensor {file_name} is {list(found)}; config.json asks for {list(wanted)}")
-            return array
+        if array.dtype.kind in "iub":
+            raise InputError(f"{path}: tensor {file_name} is {array.dtype}; only float weights are read")
+        wanted = shape[::-1] if name.endswith("kernel") else shape
+        if array.shape != wanted:
+            raise InputError(
+                f"{path}: tensor {file_name} is {list(array.shape)}; config.json asks for {list(wanted)}"
+            )
+        return array.T if name.endswith("kernel") else array
 
-        return build_decoder(config, read_tensor, dtype)
+    return build_decoder(config, read_tensor, dtype)
 
 
-def _open_tensors(folder: Path, stack: ExitStack) -> Mapping[str, tuple[Path, Any]]:
-    """Opens every shard (memory-mapped) and says which holds which tensor."""
-    if (folder / INDEX).exists():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise InputError(f"{folder / INDEX}: no weight_map; copy the index again")
-        shards = sorted(set(weight_map.values()))
-    elif (folder / WEIGHTS).exists():
-        shards = [WEIGHTS]
-    else:
-        raise InputError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there; copy the weights into the folder")
-    tensors: dict[str, tuple[Path, Any]] = {}
-    for shard in shards:
-        path = folder / shard
+def _opened(path: Path) -> Any:
+    """A safetensors file, mapped into memory until the `with` block ends.
+
+    It is opened anew for each tensor: what was read would stay mapped, and so count as memory, as long as it is open.
+    """
+    try:
+        return safe_open(path, "np")
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: not a whole safetensors file ({error}); copy it again") from None
+
+
+def _find_tensors(folder: Path) -> dict[str, Path]:
+    """Which file holds which tensor; every file is opened once."""
+    found: dict[str, Path] = {}
+    shards = _shards(folder)
+    for path in shards:
         if not path.exists():
             raise InputError(f"{path}: this shard is missing; copy it again ({len(shards)} shards are needed)")
-        try:
-            handle = stack.enter_context(safe_open(path, "np"))
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: not a whole safetensors file ({error}); copy it again") from None
-        tensors |= {name: (path, handle) for name in handle.keys()}
-    return tensors
+        with _opened(path) as handle:
+            found |= dict.fromkeys(handle.keys(), path)
+    return found
+
+
+def _shards(folder: Path) -> list[Path]:
+    if (folder / INDEX).exists():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+        if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+            raise InputError(f"{folder / INDEX}: weight_map must give a file of this folder for each tensor")
+        return [folder / name for name in sorted(names)]
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        raise InputError(
+            f"{folder}: only safetensors are read, and the weights here are pickled; "
+            "load them with transformers and write them anew with save_pretrained"
+        )
+    raise InputError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there; copy the weights into the folder")
+
+
+def _differ(files: Mapping[str, Path], one: str, other: str, rows: int = 4096) -> bool:
+    """Whether both tensors are there and unlike, compared some rows at a time."""
+    if one not in files or other not in files:
+        return False
+    with _opened(files[one]) as first_file, _opened(files[other]) as second_file:
+        first, second = first_file.get_slice(one), second_file.get_slice(other)
+        if first.get_shape() != second.get_shape() or first.get_dtype() != second.get_dtype():
+            return True
+        count = first.get_shape()[0]
+        parts = [slice(at, min(at + rows, count)) for at in range(0, count, rows)]
+        return any(not np.array_equal(first[part], second[part]) for part in parts)

@@ -41,17 +41,26 @@ def blockwise_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    q_block: int = 128,
-    kv_block: int = 128,
+    q_block: int | None = None,
+    kv_block: int | None = None,
 ) -> jax.Array:
     """`attention.attention`, which checks the arguments, a block at a time. Reverse-mode derivatives only.
 
     q `[batch, heads, q_length, head_dim]`, k and v `[batch, kv_heads, kv_length, head_dim]`, ids
     `[batch, length]`; returns q's shape and dtype. A block holds at most `q_block` queries (of every head
     that shares a key head) or `kv_block` keys, multiples of 16 both; rows of any length are padded to whole
-    blocks.
+    blocks. Unless given they follow from the lengths.
     """
+    q_block = q_block or _default_block(q.shape[2])
+    kv_block = kv_block or _default_block(k.shape[2])
     return _blockwise(q, k, v, q_ids, kv_ids, _Config(scale, window, softcap, q_block, kv_block))
+
+
+def _default_block(length: int) -> int:
+    """Small blocks skip more of the causal triangle, large ones multiply faster. Measured on 2 CPU cores, forward
+    and backward: at 256 tokens blocks of 64 are 1.2 to 1.5 times as fast as 128, at 1024 blocks of 128 are 1.2
+    times as fast as 64 and level with 256."""
+    return 64 if length < 512 else 128
 
 
 class _Config(NamedTuple):
@@ -169,9 +178,7 @@ def _scores(
     return jnp.where(mask, by_head, -jnp.inf).reshape(scores.shape), slope
 
 
-def _cut_all(
-    q: jax.Array, k: jax.Array, v: jax.Array, q_ids: TokenIds, kv_ids: TokenIds, config: _Config
-) -> _Blocks:
+def _cut_all(q: jax.Array, k: jax.Array, v: jax.Array, q_ids: TokenIds, kv_ids: TokenIds, config: _Config) -> _Blocks:
     kv_heads = k.shape[1]
     q_block = _block_length(q.shape[2], config.q_block)
     kv_block = _block_length(k.shape[2], config.kv_block)
