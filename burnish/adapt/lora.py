@@ -61,7 +61,8 @@ class LoRA(nnx.Module):
 
     def delta(self) -> jax.Array:
         """scale A B, what is added to W: [in, out] float32 (stacked: [layers, in, out])."""
-        return self.scale * jnp.matmul(self.a[...].astype(jnp.float32), self.b[...].astype(jnp.float32))
+        a, b = self.a[...].astype(jnp.float32), self.b[...].astype(jnp.float32)
+        return self.scale * jnp.matmul(a, b, precision="highest")
 
     def _dropped(self, x: jax.Array, keys: DropoutKeys) -> jax.Array:
         layer_key = jax.random.fold_in(jax.random.fold_in(keys.key, keys.layer), self.tag)
@@ -120,6 +121,7 @@ def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> tuple[Lo
         raise InputError("adapter.targets: an adapter on the head needs a float32 model and adapter.dropout=0")
     rank = config.rank or default_rank(sum(variable[...].size for _, variable in leaves(decoder).values()))
     config = config.model_copy(update={"rank": rank, "alpha": config.alpha or 2.0 * rank})
+    _check_rank(decoder, chosen, rank)
     _split_partial_runs(decoder, chosen)
     for linear, group in linears(decoder).values():
         if group[0] in chosen:
@@ -127,14 +129,21 @@ def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> tuple[Lo
     return config, sorted(chosen)
 
 
+def _check_rank(decoder: Decoder, chosen: set[str], rank: int) -> None:
+    """InputError when a chosen layer is too small, before anything is changed."""
+    for linear, group in linears(decoder).values():
+        n_in, n_out = linear.kernel.shape[-2:]
+        name = next((name for name in group if name in chosen), None)
+        if name is not None and rank > min(n_in, n_out):
+            raise InputError(
+                f"adapter.rank: {rank} is above the smallest side of {name} [{n_in}, {n_out}]; "
+                f"use {min(n_in, n_out)} or less, or leave the layer out of adapter.targets"
+            )
+
+
 def _attach(linear: Linear, names: tuple[str, ...], rank: int, config: LoraConfig, seed: int) -> None:
     kernel = linear.kernel
     n_in, n_out = kernel.shape[-2:]
-    if rank > min(n_in, n_out):
-        raise InputError(
-            f"adapter.rank: {rank} is above the smallest side of {names[0]} [{n_in}, {n_out}]; "
-            f"use {min(n_in, n_out)} or less, or leave the layer out of adapter.targets"
-        )
     keys = [jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())) for name in names]
     bound = 1 / math.sqrt(n_in)
     a = jnp.stack([jax.random.uniform(key, (n_in, rank), jnp.float32, -bound, bound) for key in keys])

@@ -21,12 +21,11 @@ Step = Callable[[StepState, Mapping[str, np.ndarray]], tuple[StepState, dict[str
 
 
 class _Made(NamedTuple):
-    """A step whose metrics have not been read: its number, they, the real tokens of its batch, when it began."""
+    """A step whose metrics have not been read: its number, they, and the real tokens of its batch."""
 
     step: int
     metrics: dict[str, jax.Array]
     tokens: int
-    began: float
 
 
 @dataclass
@@ -49,22 +48,24 @@ class Loop:
     callbacks: Sequence[Callback] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
+    _clock: float = 0.0
 
     def run(self) -> None:
         """Makes the remaining steps, evaluates, and saves. Raises InputError when a loss or gradient is not finite."""
         waiting: _Made | None = None
+        self._clock = time.perf_counter()
         while self.done < self.total and not self.stopping():
-            began = time.perf_counter()
             batch = next(self.batches)
             self.state, metrics = self.step(self.state, batch)
             self.done += 1
             if waiting:
                 self._report(waiting)
-            waiting = _Made(self.done, metrics, int(np.count_nonzero(batch["segment_ids"])), began)
+            waiting = _Made(self.done, metrics, int(np.count_nonzero(batch["segment_ids"])))
             if self._due(self.config.eval_every) or self._due(self.config.save_every):
                 self._report(waiting)  # before anything is saved: a step that went wrong must not be
                 waiting = None
                 self._pause()
+                self._clock = time.perf_counter()
         if waiting:
             self._report(waiting)
         self._finish()
@@ -91,7 +92,9 @@ class Loop:
                     f"step {made.step}: {name} is {values[name]}; lower optimizer.lr (now {values['lr']:g}), "
                     "look at the data with `burnish inspect`, or train in float32"
                 )
-        seconds = time.perf_counter() - made.began
+        # Steps overlap with their reports, so a step's time is that from one report to the next.
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
         values["trained_tokens"] = int(values["trained_tokens"])
         self.metrics = {"step": made.step, **values, "tokens": made.tokens, "seconds": round(seconds, 4)}
         self.metrics["tokens_per_second"] = round(made.tokens / seconds, 1)

@@ -42,5 +42,8 @@ def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Model
         }
         found = checkpoints.restore_params(step, shapes)
     write(model.module, stack_layers(found, params, parts.trained))
-    model.origin, model.adapter = replace(model.origin, source=str(path.resolve())), None
+    source = str(path.resolve())
+    # After full training the run itself is the base of whatever adapter comes next.
+    base = model.origin.base if adapter.kind == "lora" else source
+    model.origin, model.adapter = replace(model.origin, source=source, base=base), None
     return model
