@@ -88,9 +88,9 @@ def test_somebody_elses_file_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_text("mine")
     entered = []
-    with pytest.raises(InputError, match=r"out: holds config\.json, which was not written here; give a new"):
-        with whole_folder(tmp_path / "out"):
-            entered.append(True)
+    said = r"out: holds config\.json, which was not written here; give a new"
+    with pytest.raises(InputError, match=said), whole_folder(tmp_path / "out"):
+        entered.append(True)
     assert not entered
     assert content(tmp_path / "out") == {"config.json": "mine"}
 

@@ -128,7 +128,7 @@ def _rope_from_hf(hf: Mapping[str, Any], max_length: int, place: str) -> RopeCon
     theta = _number({**hf, **scaling}, "rope_theta", place, 10000.0)
     if _number({**hf, **scaling}, "partial_rotary_factor", place, 1.0) != 1.0:
         raise InputError(f"{place}: partial_rotary_factor is not known; only rope over the whole head is")
-    kind = scaling.get("rope_type", scaling.get("type", "default")) or "default"
+    kind: Any = scaling.get("rope_type", scaling.get("type", "default")) or "default"
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise InputError(f"{place}: {name}: rope type {kind!r} is not known; known are default, linear, llama3, yarn")
     if kind == "default":

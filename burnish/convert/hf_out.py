@@ -1,9 +1,9 @@
 """Writes a Hugging Face model folder that transformers, and whatever reads its layout, loads.
 
-    config.json, generation_config.json                   the originals, with what is true of this model now
-    model.safetensors, or shards and their index          per-layer names, adapters merged, tied weights once
-    tokenizer.json, tokenizer_config.json, chat_template.jinja, ...
-    README.md                                             model card
+config.json, generation_config.json                   the originals, with what is true of this model now
+model.safetensors, or shards and their index          per-layer names, adapters merged, tied weights once
+tokenizer.json, tokenizer_config.json, chat_template.jinja, ...
+README.md                                             model card
 """
 
 import json
@@ -70,7 +70,9 @@ def save_hf(
 def family_named(name: str) -> Family:
     """The family a decoder belongs to; InputError when no Hugging Face layout is known for it."""
     if name not in FAMILIES:
-        raise InputError(f"no Hugging Face layout is known for family {name!r}; known are {', '.join(sorted(FAMILIES))}")
+        raise InputError(
+            f"no Hugging Face layout is known for family {name!r}; known are {', '.join(sorted(FAMILIES))}"
+        )
     return FAMILIES[name]
 
 

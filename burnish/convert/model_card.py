@@ -102,7 +102,7 @@ def _peft_use(base: str, origin: Origin) -> list[str]:
     text = []
     if converted:
         text = [
-            f"The base is a quantized GGUF file (`{_shown(base)}`); the adapter was trained on its dequantized weights.",
+            f"The base is a quantized GGUF file (`{_shown(base)}`), of which the adapter saw the dequantized weights.",
             "Burnish loads this folder as it is. For peft, write the base in a form that transformers reads:",
             "",
             "```bash",

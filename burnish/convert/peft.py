@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +96,9 @@ def _joined_adapters(decoder: Decoder) -> dict[str, Adapter]:
         for index, name in enumerate(names):
             if len(linear.adapters):
                 found[name] = _join(list(linear.adapters), index if stacked else None)
-    order = [name for layer in range(decoder.config.num_layers) for name in found if name.startswith(f"layers.{layer}.")]
+    order = [
+        name for layer in range(decoder.config.num_layers) for name in found if name.startswith(f"layers.{layer}.")
+    ]
     return {name: found[name] for name in dict.fromkeys([*order, *found])}
 
 
@@ -113,7 +116,7 @@ def _adapter_tensors(adapters: Mapping[str, Adapter]) -> list[TensorOut]:
     for module, adapter in adapters.items():
         for name, array in (("lora_A", adapter.a.T), ("lora_B", adapter.b.T)):
             full = f"{_PREFIX}{module}.{name}.weight"
-            tensors.append(TensorOut(full, array.shape, np.dtype(np.float32), lambda array=array: array))
+            tensors.append(TensorOut(full, array.shape, np.dtype(np.float32), partial(np.asarray, array)))
     return tensors
 
 
@@ -228,8 +231,8 @@ def _read_adapters(path: Path, config: Mapping[str, Any], decoder: Decoder, fami
     found = {}
     for module in modules:
         name, (n_in, n_out) = shapes[module]
-        rank = _pattern(config, "rank_pattern", module, config.get("r", 8))
-        alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha", 8))
+        rank = _pattern(config, "rank_pattern", module, config.get("r", 8), path / ADAPTER_CONFIG)
+        alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha", 8), path / ADAPTER_CONFIG)
         pair = []
         for part, wanted in (("lora_A", (rank, n_in)), ("lora_B", (n_out, rank))):
             key = f"{_PREFIX}{module}.{part}.weight"
@@ -239,7 +242,7 @@ def _read_adapters(path: Path, config: Mapping[str, Any], decoder: Decoder, fami
                 shape = list(tensors[key].shape)
                 raise InputError(f"{path / ADAPTER_WEIGHTS}: tensor {key} is {shape}; {list(wanted)} is needed")
             pair.append(np.ascontiguousarray(tensors[key].astype(np.float32).T))
-        found[name] = Adapter(*pair, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+        found[name] = Adapter(pair[0], pair[1], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
     return found
 
 
@@ -310,13 +313,18 @@ def _targets(target: Any, module: str, path: Path) -> bool:
     return any(module == name or module.endswith(f".{name}") for name in target)
 
 
-def _pattern(config: Mapping[str, Any], key: str, module: str, default: Any) -> Any:
+def _pattern(config: Mapping[str, Any], key: str, module: str, default: Any, place: Path) -> Any:
     """A layer's rank or alpha: the first pattern that matches the end of its path, or the default."""
     patterns = config.get(key) or {}
-    value = next((patterns[each] for each in patterns if re.match(rf"(.*\.)?({each})$", module)), default)
+    try:
+        value = next((patterns[each] for each in patterns if re.match(rf"(.*\.)?({each})$", module)), default)
+    except (re.error, TypeError) as error:
+        raise InputError(f"{place}: {key} must map patterns to numbers ({error})") from None
     whole = key == "rank_pattern"
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or (whole and value < 1):
-        raise InputError(f"{ADAPTER_CONFIG}: {key} of {module} is {value!r}; a {'rank of 1 or more' if whole else 'number'} is needed")
+    kind = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or (whole and value < 1):
+        needed = "a rank of 1 or more" if whole else "a number"
+        raise InputError(f"{place}: {key} of {module} is {value!r}; {needed} is needed")
     return value
 
 

@@ -7,7 +7,7 @@ tensor's dtype, shape and byte range, padded with spaces to a multiple of eight,
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +31,7 @@ class TensorOut(NamedTuple):
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
-def float_dtype(value: object) -> np.dtype:
+def float_dtype(value: Any) -> np.dtype:
     """A floating-point dtype that safetensors and the readers of models know; InputError otherwise."""
     try:
         dtype = np.dtype(jnp.dtype(value))
@@ -58,7 +58,7 @@ def write_safetensors(path: Path, tensors: Sequence[TensorOut]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
-            file.write(_bytes(tensor))
+            file.write(_bytes(tensor).data)
 
 
 def write_shards(folder: Path, tensors: Sequence[TensorOut], shard_bytes: int) -> None:
@@ -67,7 +67,7 @@ def write_shards(folder: Path, tensors: Sequence[TensorOut], shard_bytes: int) -
     if len(shards) == 1:
         write_safetensors(folder / "model.safetensors", tensors)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_safetensors(folder / name, shard)

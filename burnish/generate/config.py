@@ -18,8 +18,8 @@ class SamplingConfig(BaseModel):
     min_p: keep tokens of at least this share of the likeliest one's probability (Nguyen et al. 2024, arXiv 2407.01082);
         0 keeps all.
     stop: texts that end an answer and are not part of it, beside the model's own stop tokens.
-    seed: of the first request of a call; the others' are derived from it. None draws a fresh one at each call. Each answer
-        reports the seed that gives it again.
+    seed: of the first request of a call; the others' are derived from it. None draws a fresh one at each call. Each
+        answer reports the seed that gives it again.
 
     Temperature comes first, then top_k, top_p and min_p, each on what the one before it kept.
     """

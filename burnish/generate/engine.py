@@ -11,7 +11,7 @@ batch size, but for the rounding of float32, which other shapes may do otherwise
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from burnish.config import build_config
 from burnish.errors import InputError
@@ -22,6 +22,9 @@ from burnish.generate.sampling import rules_of, seeds_of
 from burnish.generate.transcript import FinishReason, Transcript
 from burnish.generate.unrolled import CachedModel
 from burnish.wrapper import ModelWrapper
+
+if TYPE_CHECKING:
+    from burnish.data.tokenizer import Tokenizer
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 """Plain text, a conversation (`{"role": ..., "content": ...}`, oldest first), or token ids."""
@@ -37,8 +40,8 @@ class Completion:
 
     token_ids: what was drawn, the token that ended it included; log_probs: of each, under the distribution it was drawn
     from (`burnish.generate.sampling`); text: without special tokens, up to the stop string (empty if the model has no
-    tokenizer); finish_reason: "stop", or "length" when max_tokens or the model's context ran out; prompt_length: in tokens;
-    seed: asking for this prompt alone with this seed gives this answer again.
+    tokenizer); finish_reason: "stop", or "length" when max_tokens or the model's context ran out; prompt_length: in
+    tokens; seed: asking for this prompt alone with this seed gives this answer again.
     """
 
     token_ids: list[int]
@@ -72,8 +75,9 @@ class _Request:
 class Sampler:
     """A model made ready to generate.
 
-    It holds the weights as they are when it is made, in a layout of its own (see `burnish.generate.unrolled`); after
-    the model has changed, make a new one.
+    It holds the weights as they are when it is made, in a layout of its own (`burnish.generate.unrolled`); after the
+    model has changed, make a new one. What it holds of the model's own arrays must not be donated to a jitted step
+    while it is in use.
     """
 
     def __init__(self, model: ModelWrapper) -> None:
@@ -156,13 +160,13 @@ class Sampler:
             rules=rules_of(config),
             stop_ids=self._stop_ids,
         )
-        return batch, [
-            Transcript(self.tokenizer, request.limit, self._stop_ids, config.stop) for request in requests
-        ]
+        return batch, [Transcript(self.tokenizer, request.limit, self._stop_ids, config.stop) for request in requests]
 
     def _config(self, sampling: Sampling) -> SamplingConfig:
-        config = sampling if isinstance(sampling, SamplingConfig) else build_config(
-            SamplingConfig, sampling or {}, place="sampling"
+        config = (
+            sampling
+            if isinstance(sampling, SamplingConfig)
+            else build_config(SamplingConfig, sampling or {}, place="sampling")
         )
         if config.stop and self.tokenizer is None:
             raise InputError("sampling.stop: this model has no tokenizer, so its answers have no text; remove it")
@@ -186,13 +190,13 @@ class Sampler:
         return requests
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
-            if self.tokenizer is None:
-                raise InputError("this model has no tokenizer; give token ids")
-            text = prompt if isinstance(prompt, str) else self.tokenizer.render(prompt, add_generation_prompt=True)  # type: ignore[arg-type]
-            ids = self.tokenizer.encode(text, add_bos=True)
+        if isinstance(prompt, str):
+            ids = self._speaking().encode(prompt, add_bos=True)
+        elif prompt and isinstance(prompt[0], Mapping):
+            tokenizer, messages = self._speaking(), cast(Sequence[Mapping[str, Any]], prompt)
+            ids = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True), add_bos=True)
         else:
-            ids = [int(id) for id in prompt]  # type: ignore[arg-type]
+            ids = [int(id) for id in cast(Sequence[int], prompt)]
         if not ids:
             raise InputError("it holds no tokens; give at least one")
         size = self._model.vocab_size
@@ -200,3 +204,8 @@ class Sampler:
         if wrong:
             raise InputError(f"token id {wrong[0]} is outside the model's vocabulary of {size}")
         return ids
+
+    def _speaking(self) -> "Tokenizer":
+        if self.tokenizer is None:
+            raise InputError("this model has no tokenizer; give token ids")
+        return self.tokenizer

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from burnish.errors import InputError
-from burnish.generate.shapes import CHUNK, capacity_bucket, pad_prompts, prompt_lengths
+from burnish.generate.shapes import CHUNK, pad_prompts, prompt_lengths, text_bucket
+from burnish.generate.snapshot import snapshot
 from burnish.models.language_model import features_of
 
 
@@ -35,7 +36,7 @@ class Rereader(nnx.Module):
         """Logits `[rows, vocab]` of each row's next token, in float32."""
         last = jnp.maximum(memory.lengths - 1, 0)
         if not features_of(self.module).hidden:
-            return _at(self.module(memory.tokens), last).astype(jnp.float32)  # type: ignore[operator]
+            return _at(self.module(memory.tokens), last).astype(jnp.float32)
         hidden = _at(self.module.hidden(memory.tokens), last)  # type: ignore[attr-defined]
         matrix, layout = self.module.unembedding()  # type: ignore[attr-defined]
         spec = "bd,vd->bv" if layout == "vocab_dim" else "bd,dv->bv"
@@ -60,14 +61,14 @@ class UncachedModel:
     """A module as the decode loop wants it; see `burnish.generate.unrolled.CachedModel`."""
 
     def __init__(self, module: nnx.Module, max_length: int | None) -> None:
-        self.parts = nnx.split(Rereader(module))
+        self.parts = snapshot(Rereader(module))
         self.vocab_size: int | None = None
         self.max_length = max_length
 
     def read(self, prompts: Sequence[Sequence[int]], rows: int, room: int) -> TextMemory:
         """Memory of `rows` rows with their prompts (rows beyond the prompts: nothing)."""
         longest = max(map(len, prompts))
-        tokens = pad_prompts(prompts, rows, self._bounded(capacity_bucket(rows, longest + room)), left=False)
+        tokens = pad_prompts(prompts, rows, self._bounded(text_bucket(longest + room)), left=False)
         lengths = prompt_lengths(prompts, rows)
         return TextMemory(jnp.asarray(tokens), jnp.asarray(lengths), jnp.int32(longest))
 
@@ -79,8 +80,8 @@ class UncachedModel:
 
     def grow(self, memory: TextMemory) -> TextMemory:
         """The same memory with more room."""
-        rows, capacity = memory.tokens.shape
-        return _grow(memory, capacity=self._bounded(capacity_bucket(rows, capacity + 1)))
+        capacity = memory.tokens.shape[1]
+        return _grow(memory, capacity=self._bounded(text_bucket(capacity + 1)))
 
     def _bounded(self, capacity: int) -> int:
         # A module with learned positions has none beyond its longest text.

@@ -13,6 +13,7 @@ is the likeliest one and its log-probability the model's own, at temperature 1, 
 A row's random numbers are those of (its seed, its step): neither its place in a batch nor its neighbours matter.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -51,14 +52,12 @@ def seeds_of(seed: int, count: int) -> list[int]:
     return [seed, *others][:count]
 
 
-def key_data(seeds: list[int]) -> np.ndarray:
+def key_data(seeds: Sequence[int]) -> np.ndarray:
     """Seeds as `[requests, 2]` uint32."""
     return np.array([(seed >> 32, seed & 0xFFFFFFFF) for seed in seeds], np.uint32).reshape(-1, 2)
 
 
-def draw(
-    logits: jax.Array, keys: jax.Array, step: jax.Array, rules: Rules
-) -> tuple[jax.Array, jax.Array]:
+def draw(logits: jax.Array, keys: jax.Array, step: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
     """One token a row.
 
     Args:

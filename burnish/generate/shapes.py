@@ -27,12 +27,17 @@ def row_bucket(rows: int) -> int:
 
 
 def capacity_bucket(rows: int, tokens: int) -> int:
-    """How many tokens a row's memory is made for, when it has to hold `tokens`: a power of two.
+    """How many tokens a row's cache is made for, when it has to hold `tokens`: a power of two.
 
     >>> capacity_bucket(1, 100), capacity_bucket(16, 100), capacity_bucket(16, 200)
     (512, 128, 256)
     """
     return max(_power_of_two(tokens), _SMALL_CACHE // rows, 128)
+
+
+def text_bucket(tokens: int) -> int:
+    """How many tokens a row is made for, when each of them is read again at each step: a power of two."""
+    return max(_power_of_two(tokens), 64)
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], rows: int, length: int, *, left: bool) -> np.ndarray:

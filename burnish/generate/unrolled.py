@@ -16,6 +16,7 @@ from flax import nnx
 
 from burnish.adapt.lora import merge_lora
 from burnish.generate.shapes import capacity_bucket, length_bucket, pad_prompts, prompt_lengths
+from burnish.generate.snapshot import snapshot
 from burnish.models.decoder import Decoder, unstack_run, visibility
 from burnish.models.layers import Context, LayerCache
 from burnish.models.rope import rope_angles
@@ -26,13 +27,13 @@ class CacheMemory(NamedTuple):
     """What a decoder remembers of each row, after reading its tokens.
 
     layers: a LayerCache `[rows, kv_heads, capacity, head_dim]` a layer; keys: positions and segment ids
-    `[rows, capacity]` of the cached tokens (segment 0: none); index: the next slot to write, one for all rows;
+    `[rows, capacity]` of the cached tokens (segment 0: none); next_slot: where the next token goes, one for all rows;
     hidden: `[rows, hidden]` of the last token; positions: `[rows]` of the next one.
     """
 
     layers: list[LayerCache]
     keys: TokenIds
-    index: jax.Array
+    next_slot: jax.Array
     hidden: jax.Array
     positions: jax.Array
 
@@ -44,7 +45,7 @@ class Unrolled(nnx.Module):
     """
 
     def __init__(self, decoder: Decoder) -> None:
-        ends = nnx.merge(*nnx.split(decoder))
+        ends = nnx.merge(*snapshot(decoder))
         if decoder.dtype == jnp.float32:
             merge_lora(ends)
         self.blocks = nnx.List([block for run in ends.runs for block in unstack_run(run)])
@@ -57,7 +58,7 @@ class Unrolled(nnx.Module):
 
     def push(self, memory: CacheMemory, tokens: jax.Array) -> CacheMemory:
         """Reads one more token a row, `[rows]`."""
-        column = (0, memory.index)
+        column = (0, memory.next_slot)
         queries = TokenIds(memory.positions[:, None], jnp.ones_like(memory.positions)[:, None])
         keys = TokenIds(
             jax.lax.dynamic_update_slice(memory.keys.positions, queries.positions, column),
@@ -65,13 +66,15 @@ class Unrolled(nnx.Module):
         )
         config, backend = self.ends.config, self.ends.backend
         cos, sin = rope_angles(config.rope, config.head_dim, queries.positions)
-        context = Context(queries, cos, sin, keys=keys, cache_index=memory.index, backend=backend)
-        x, layers = self.ends.embed(tokens[:, None], self.ends.dtype), []
+        context = Context(queries, cos, sin, keys=keys, cache_index=memory.next_slot, backend=backend)
+        x = self.ends.embed(tokens[:, None], self.ends.dtype)
+        layers: list[LayerCache] = []
         for block, layer in zip(self.blocks, memory.layers, strict=True):
             x, written = block(x, context, layer)
+            assert written is not None
             layers.append(written)
         hidden = self.ends.norm(x)[:, -1]
-        return CacheMemory(layers, keys, memory.index + 1, hidden, memory.positions + 1)
+        return CacheMemory(layers, keys, memory.next_slot + 1, hidden, memory.positions + 1)
 
 
 class CachedModel:
@@ -81,7 +84,7 @@ class CachedModel:
         self.parts = nnx.split(Unrolled(decoder))
         self.vocab_size = decoder.config.vocab_size
         self.max_length: int | None = decoder.config.max_length
-        self._reader = nnx.split(decoder)
+        self._reader = snapshot(decoder)
 
     def read(self, prompts: Sequence[Sequence[int]], rows: int, room: int) -> CacheMemory:
         """Memory of `rows` rows that have read their prompts (rows beyond the prompts: nothing), with room for more."""
@@ -91,7 +94,7 @@ class CachedModel:
 
     def room(self, memory: CacheMemory) -> int:
         """How many more tokens a row may get before the memory has to grow."""
-        return memory.keys.positions.shape[1] - int(memory.index)
+        return memory.keys.positions.shape[1] - int(memory.next_slot)
 
     def grow(self, memory: CacheMemory) -> CacheMemory:
         """The same memory with more room."""

@@ -231,7 +231,9 @@ def test_a_file_cut_anywhere_is_refused_or_whole(tmp_path):
     generator = np.random.default_rng(0)
     header = len(whole) - 4 * sum(int(np.prod(shape)) for shape in shapes(**SMALL).values())
     sizes = {0, 3, 4, 8, 23, 24, 25, len(whole) - 1, len(whole) - 4, header, header + 1}
-    sizes |= {int(at) for at in generator.integers(24, header, 60)} | {int(at) for at in generator.integers(header, len(whole), 8)}
+    sizes |= {int(at) for at in generator.integers(24, header, 60)} | {
+        int(at) for at in generator.integers(header, len(whole), 8)
+    }
     for size in sorted(sizes):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
         try:
@@ -278,7 +280,11 @@ def test_missing_and_misshapen_tensors(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", tensors, SMALL, without=("blk.1.ffn_up.weight",))
     with pytest.raises(InputError, match=r"tensor blk\.1\.ffn_up\.weight is missing"):
         load(path)
-    for name, shape in (("blk.1.ffn_up.weight", (63, 32)), ("blk.0.attn_q.weight", (30, 32)), ("output_norm.weight", (8,))):
+    for name, shape in (
+        ("blk.1.ffn_up.weight", (63, 32)),
+        ("blk.0.attn_q.weight", (30, 32)),
+        ("output_norm.weight", (8,)),
+    ):
         path = write_gguf(tmp_path / "model.gguf", tensors | {name: np.zeros(shape, np.float32)}, SMALL)
         with pytest.raises(InputError, match=rf"tensor {name} "):
             load(path)
@@ -290,7 +296,10 @@ def test_missing_and_misshapen_tensors(tmp_path):
         ({"rope.dimension_count": 4}, "rope over 4 of 8 features"),
         ({"expert_count": 8}, "mixture-of-experts"),
         ({"rope.scaling.type": "longrope"}, "'longrope' is not known"),
-        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.attn_factor": 0.5}, "attn_factor is 0.5"),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.attn_factor": 0.5},
+            "attn_factor is 0.5",
+        ),
         ({"attention.value_length": 16}, "value_length"),
         ({"attention.head_count": 0}, "head_count"),
         ({"attention.head_count": "four"}, "head_count"),

@@ -164,8 +164,18 @@ def test_a_small_adapter_on_bfloat16_is_merged_in_float32(tiny_model, fill_adapt
 
 def test_original_files_survive(tiny_model, tmp_path):
     model = tiny_model()
-    config = {"architectures": ["LlamaForCausalLM"], "initializer_range": 0.04, "house_key": {"a": "ü"}, "hidden_size": 1}
-    config |= {"bos_token_id": 7, "eos_token_id": [1, 40], "auto_map": {"AutoModel": "code.Model"}, "torch_dtype": "float16"}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "initializer_range": 0.04,
+        "house_key": {"a": "ü"},
+        "hidden_size": 1,
+    }
+    config |= {
+        "bos_token_id": 7,
+        "eos_token_id": [1, 40],
+        "auto_map": {"AutoModel": "code.Model"},
+        "torch_dtype": "float16",
+    }
     generation = {"temperature": 0.6, "do_sample": True, "eos_token_id": 40, "bos_token_id": 7}
     origin = Origin("org/name", family="llama", hf_config=config, generation_config=generation)
     save_hf(ModelWrapper(model.module, model.tokenizer, origin), tmp_path / "out")

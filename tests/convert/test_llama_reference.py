@@ -108,9 +108,7 @@ def test_written_config_says_the_same(case, llama_cases):
 
 @pytest.mark.parametrize("case", ["yarn", "biased"])
 def test_padding_and_packing_change_nothing(case, llama_cases, llama_expected, llama_folder):
-    decoder = load_hf_decoder(
-        llama_folder(llama_cases[case]["weights"], llama_cases[case]["config"]), jnp.float32
-    )
+    decoder = load_hf_decoder(llama_folder(llama_cases[case]["weights"], llama_cases[case]["config"]), jnp.float32)
     tokens, expected = llama_expected["tokens"], llama_expected[case]
     pad = np.full(5, 7)
     segment = np.ones(len(tokens), int)

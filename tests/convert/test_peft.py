@@ -116,7 +116,11 @@ def test_keys_shapes_and_config(adapted, tmp_path):
 CHAINS = {
     "same scale": ({"rank": 3}, {"rank": 2}),
     "other scale": ({"rank": 3, "alpha": 7.0}, {"rank": 2, "alpha": 1.0}, {"rank": 4, "alpha": 9.0, "rslora": True}),
-    "partly": ({"rank": 3, "alpha": 5.0}, {"rank": 2, "targets": ["layers.1.attn"]}, {"rank": 1, "targets": ["up_proj"]}),
+    "partly": (
+        {"rank": 3, "alpha": 5.0},
+        {"rank": 2, "targets": ["layers.1.attn"]},
+        {"rank": 1, "targets": ["up_proj"]},
+    ),
 }
 
 
@@ -228,7 +232,9 @@ def test_rank_and_alpha_patterns(adapted, tmp_path):
     )
     scales = {}
     for linear, names in linears(load(tmp_path / "out").decoder).values():
-        scales |= {name: linear.adapters[0].scale for name in names if name.startswith("layers.")and len(linear.adapters)}
+        scales |= {
+            name: linear.adapters[0].scale for name in names if name.startswith("layers.") and len(linear.adapters)
+        }
     alphas = {name: scale * math.sqrt(2) for name, scale in scales.items()}
     assert alphas["layers.1.attn.q_proj"] == pytest.approx(10)
     assert alphas["layers.0.attn.q_proj"] == alphas["layers.2.attn.q_proj"] == pytest.approx(6)
@@ -309,6 +315,8 @@ BROKEN_CONFIGS = {
     "r": ({"r": "two"}, "rank_pattern .*'two'"),
     "r zero": ({"r": 0}, "is 0"),
     "alpha": ({"lora_alpha": None, "alpha_pattern": {}}, "None"),
+    "pattern": ({"rank_pattern": {"q_proj(": 2}}, "rank_pattern must map"),
+    "no pattern": ({"alpha_pattern": ["q_proj"]}, "alpha_pattern must map"),
     "targets": ({"target_modules": None}, "target_modules is None"),
     "regular expression": ({"target_modules": "q_proj("}, "no regular expression"),
     "narrower targets": ({"target_modules": ["v_proj"]}, "has an adapter, but target_modules does not name it"),
@@ -352,7 +360,7 @@ def test_peft_reads_ours(adapted, forward, tmp_path, case):
     save_peft(model, tmp_path / "out")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()
-    ours = {name for name in load_file(tmp_path / "out" / WEIGHTS)}
+    ours = set(load_file(tmp_path / "out" / WEIGHTS))
     live = {name.replace(".default", "") for name, _ in theirs.named_parameters() if "lora_" in name}
     assert live == ours
     with torch.no_grad():
@@ -367,8 +375,17 @@ def test_peft_reads_ours(adapted, forward, tmp_path, case):
         {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "up_proj"]},
         {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "use_rslora": True},
         {"r": 4, "target_modules": r".*\.[02]\.self_attn\.(k|v)_proj"},
-        {"r": 4, "target_modules": ["q_proj", "lm_head"], "rank_pattern": {"lm_head": 2, "layers.1.self_attn.q_proj": 3}},
-        {"r": 4, "target_modules": ["q_proj", "v_proj"], "alpha_pattern": {"v_proj": 20}, "layers_to_transform": [0, 2]},
+        {
+            "r": 4,
+            "target_modules": ["q_proj", "lm_head"],
+            "rank_pattern": {"lm_head": 2, "layers.1.self_attn.q_proj": 3},
+        },
+        {
+            "r": 4,
+            "target_modules": ["q_proj", "v_proj"],
+            "alpha_pattern": {"v_proj": 20},
+            "layers_to_transform": [0, 2],
+        },
         {"r": 4, "target_modules": ["q_proj", "v_proj"], "exclude_modules": [r"model.layers.0.self_attn.q_proj"]},
     ],
 )

@@ -58,38 +58,52 @@ class Hidden(nnx.Module):
     def unembedding(self) -> tuple[jax.Array, str]:
         return self.inner.unembedding()
 
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        raise AssertionError("logits of all tokens are not needed")
+
 
 def prompts_of(count: int, vocab: int, seed: int = 0, longest: int = 90) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(10, vocab, rng.integers(1, longest)).tolist() for _ in range(count)]
 
 
+@nnx.jit
+def full_forward(module: nnx.Module, tokens: jax.Array) -> jax.Array:
+    return module(tokens)
+
+
+@nnx.jit(static_argnames="temperature")
+def full_log_probs(decoder: Decoder, tokens: jax.Array, *, temperature: float) -> jax.Array:
+    matrix, layout = decoder.unembedding()
+    return token_logprobs(
+        decoder.hidden(tokens[:, :-1]),
+        matrix,
+        tokens[:, 1:],
+        unembed_layout=layout,
+        temperature=temperature,
+        softcap=decoder.config.final_softcap,
+    )
+
+
+def padded(text: list[int], length: int = 256) -> jax.Array:
+    """One row, padding on the right, which causal models do not see."""
+    return jnp.asarray([text + [0] * (length - len(text))])
+
+
 def greedy_by_hand(model: ModelWrapper, prompt: list[int], count: int) -> list[int]:
-    """Argmax of the whole forward pass, one token after another, at one shape, nothing cached or padded left."""
-    forward = nnx.jit(lambda module, tokens: module(tokens))
+    """Argmax of the whole forward pass, one token after another, nothing cached."""
     text = list(prompt)
     for _ in range(count):
-        row = np.zeros((1, 128), np.int32)
-        row[0, : len(text)] = text
-        text.append(int(np.asarray(forward(model.module, jnp.asarray(row)))[0, len(text) - 1].argmax()))
+        text.append(int(full_forward(model.module, padded(text, 128))[0, len(text) - 1].argmax()))
         if model.tokenizer and text[-1] in model.tokenizer.stop_ids:
             break
     return text[len(prompt) :]
 
 
 def trainer_log_probs(model: ModelWrapper, prompt: list[int], answer: Completion, temperature: float) -> np.ndarray:
-    decoder = model.decoder
-    matrix, layout = decoder.unembedding()
-    text = jnp.asarray([prompt + answer.token_ids])
-    found = token_logprobs(
-        decoder.hidden(text[:, :-1]),
-        matrix,
-        text[:, 1:],
-        unembed_layout=layout,
-        temperature=temperature,
-        softcap=decoder.config.final_softcap,
-    )
-    return np.asarray(found)[0, len(prompt) - 1 :]
+    text = prompt + answer.token_ids
+    found = full_log_probs(model.decoder, padded(text), temperature=temperature)
+    return np.asarray(found)[0, len(prompt) - 1 : len(text) - 1]
 
 
 def answers_of(completions: list[Completion]) -> list[tuple]:
@@ -125,9 +139,7 @@ def test_log_probs_are_the_trainers(make_tiny, variant, temperature):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_act_and_the_model_is_left_alone(make_tiny, dtype):
     model = make_tiny()
-    model = ModelWrapper(
-        Decoder(model.decoder.config, random_params(0, dtype, 0.2), dtype=dtype), model.tokenizer
-    )
+    model = ModelWrapper(Decoder(model.decoder.config, random_params(0, dtype, 0.2), dtype=dtype), model.tokenizer)
     prompts = prompts_of(4, model.decoder.config.vocab_size)
     settings = {"temperature": 0, "max_tokens": 20}
     before = generate(model, prompts, settings)
@@ -136,7 +148,9 @@ def test_adapters_act_and_the_model_is_left_alone(make_tiny, dtype):
     for path, variable in nnx.to_flat_state(nnx.state(model.module, nnx.LoRAParam)):
         if path[-1] == "b":
             variable.set_value(jax.random.normal(jax.random.key(1), variable.shape) * 0.1)
+    kernels = jax.tree.map(np.asarray, nnx.state(model.module))
     after = generate(model, prompts, settings)
+    jax.tree.map(np.testing.assert_array_equal, kernels, jax.tree.map(np.asarray, nnx.state(model.module)))
     assert model.adapted
     assert answers_of(after) != answers_of(before)
     if dtype == "float32":
@@ -168,9 +182,7 @@ def test_memory_grows_with_the_answers(make_tiny):
     limit = 150
     answers = generate(model, prompts, {"max_tokens": limit, "seed": 0})
     assert all(len(answer.token_ids) == limit for answer in answers)
-    np.testing.assert_allclose(
-        answers[3].log_probs, trainer_log_probs(model, prompts[3], answers[3], 1.0), atol=1e-4
-    )
+    np.testing.assert_allclose(answers[3].log_probs, trainer_log_probs(model, prompts[3], answers[3], 1.0), atol=1e-4)
 
 
 # ---- equal to itself
@@ -178,7 +190,7 @@ def test_memory_grows_with_the_answers(make_tiny):
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.9}, {"top_p": 0.9, "top_k": 50}])
 def test_answers_depend_on_no_neighbour_order_or_batch_size(make_tiny, settings):
-    model = make_tiny()
+    model = make_tiny(num_layers=1)
     prompts = prompts_of(7, model.decoder.config.vocab_size)
     config = SamplingConfig(max_tokens=25, seed=11, **settings)
     sampler = Sampler(model)
@@ -192,7 +204,7 @@ def test_answers_depend_on_no_neighbour_order_or_batch_size(make_tiny, settings)
 
 
 def test_seeds(make_tiny):
-    model = make_tiny()
+    model = make_tiny(num_layers=1)
     same = [[40, 41, 42]] * 4
     drawn = [generate(model, same, {"max_tokens": 12}) for _ in range(2)]
     assert len({tuple(answer.token_ids) for answers in drawn for answer in answers}) == 8
@@ -201,6 +213,18 @@ def test_seeds(make_tiny):
     with_seed = [generate(model, same, {"max_tokens": 12, "seed": 3}) for _ in range(2)]
     assert with_seed[0] == with_seed[1]
     assert answers_of(with_seed[0]) != answers_of(generate(model, same, {"max_tokens": 12, "seed": 4}))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_sampler_keeps_the_weights_it_was_made_with(make_tiny, cached):
+    tiny = make_tiny(num_layers=1)
+    sampler = Sampler(tiny if cached else ModelWrapper(Hidden(tiny.decoder)))
+    config = SamplingConfig(max_tokens=10, seed=0)
+    before = sampler.generate([[40, 41]], config)
+    for variable in jax.tree.leaves(nnx.state(tiny.module), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        variable.set_value(variable[...] * 1.5)
+    assert sampler.generate([[40, 41]], config) == before
+    assert generate(tiny, [[40, 41]], config)[0].log_probs != before[0].log_probs
 
 
 def test_few_programs_are_compiled(make_tiny):
@@ -220,7 +244,7 @@ def test_few_programs_are_compiled(make_tiny):
 
 
 def test_stop_ids_end_an_answer(make_tiny, bpe_tokenizer):
-    model = make_tiny()
+    model = make_tiny(num_layers=1)
     prompt = prompts_of(1, 500, seed=2)[0]
     plain = generate(ModelWrapper(model.module), [prompt], {"temperature": 0, "max_tokens": 12})[0].token_ids
     at = next(i for i in range(3, 12) if plain[i] not in plain[:i])
@@ -250,7 +274,7 @@ def test_stop_strings_end_an_answer_and_streaming_says_the_same(make_tiny):
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 32, 33])
 def test_max_tokens(make_tiny, max_tokens):
-    model = ModelWrapper(make_tiny().module)
+    model = ModelWrapper(make_tiny(num_layers=1).module)
     answer = generate(model, [[40, 41]], {"max_tokens": max_tokens})[0]
     assert (len(answer.token_ids), answer.finish_reason) == (max_tokens, "length")
 
@@ -273,7 +297,7 @@ def test_the_context_is_the_limit(make_tiny, bpe_tokenizer, cached):
 
 
 def test_prompts_in_every_form(make_tiny, bpe_tokenizer):
-    model = make_tiny()
+    model = make_tiny(num_layers=1)
     text = bpe_tokenizer.render(HI, add_generation_prompt=True)
     prompts = ["The quick", HI, text, bpe_tokenizer.encode("The quick")]
     chat_a, chat_b = generate(model, prompts, {"temperature": 0, "max_tokens": 8})[1:3]
@@ -284,7 +308,7 @@ def test_prompts_in_every_form(make_tiny, bpe_tokenizer):
 
 
 def test_what_cannot_be_answered_is_named(make_tiny, bpe_tokenizer):
-    model = make_tiny()
+    model = make_tiny(num_layers=1)
     bare = Tokenizer(bpe_tokenizer.backend)
     cases = [
         (model, ["a", ""], {}, "prompt 1: it holds no tokens"),

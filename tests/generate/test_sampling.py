@@ -174,7 +174,7 @@ def test_seeds_of_a_call():
         ({"max_tokens": 0}, "sampling.max_tokens"),
         ({"stop": [""]}, "sampling.stop"),
         ({"seed": -1}, "sampling.seed"),
-        ({"temprature": 1}, "did you mean 'temperature'"),
+        ({"temprature": 1}, "did you mean .?temperature"),
     ],
 )
 def test_what_is_out_of_range_is_named_in_one_line(values, key):

@@ -79,10 +79,12 @@ def test_runs_cover_the_sequence_in_order(keys):
 def test_stacked_equals_single_layers(layers, windows, runs):
     decoder = make(layers, windows)
     assert [(run.period, run.repeats) for run in decoder.runs] == runs
-    expected = run_singly(decoder)(TOKENS)
+    with jax.disable_jit():  # layer by layer, where the run below is a compiled scan
+        expected = run_singly(decoder)(TOKENS)
     np.testing.assert_allclose(decoder(TOKENS), expected, rtol=1e-5, atol=1e-5)
     if windows:
-        assert np.abs(make(layers)(TOKENS) - expected).max() > 1e-2, "the windows do nothing"
+        with jax.disable_jit():
+            assert np.abs(make(layers)(TOKENS) - expected).max() > 1e-2, "the windows do nothing"
 
 
 def test_names_follow_the_layers_whatever_the_runs():
@@ -91,7 +93,10 @@ def test_names_follow_the_layers_whatever_the_runs():
     for leaf, variable in leaves(decoder).values():
         for index, name in enumerate(leaf.names):
             named[name] = np.asarray(variable[...][index] if leaf.stacked else variable[...])
-    singly = {leaf.names[0]: np.asarray(v[...][0] if leaf.stacked else v[...]) for leaf, v in leaves(run_singly(decoder)).values()}
+    singly = {
+        leaf.names[0]: np.asarray(v[...][0] if leaf.stacked else v[...])
+        for leaf, v in leaves(run_singly(decoder)).values()
+    }
     assert named.keys() == singly.keys() and len(named) == 6 * 9 + 3
     assert all(np.array_equal(named[name], singly[name]) for name in named)
     assert all(leaf.axes[0] == "layers" for leaf, _ in leaves(decoder).values() if leaf.stacked)
@@ -109,15 +114,16 @@ def test_splitting_and_joining_gives_back_the_run():
 
 
 @pytest.mark.parametrize("windows", [(), (3, None, 3, None)])
-@pytest.mark.parametrize("steps", [[9], [4, 5], [5, 1, 1, 1, 1]])
+@pytest.mark.parametrize("steps", [[4, 5], [7, 1, 1]])
 def test_the_cache_gives_what_a_whole_pass_gives(windows, steps):
     decoder = make(4, windows)
+    extend = nnx.jit(lambda decoder, *args: decoder.extend(*args))
     expected = np.asarray(decoder(TOKENS))
     cache, at, found = decoder.empty_cache(2, 12), 0, []
     for count in steps:
         positions = jnp.broadcast_to(jnp.arange(at, at + count), (2, count))
         part = TOKENS[:, at : at + count]
-        hidden, cache = decoder.extend(part, positions, jnp.ones_like(part), cache)
+        hidden, cache = extend(decoder, part, positions, jnp.ones_like(part), cache)
         found.append(np.asarray(decoder.logits(hidden)))
         at += count
     np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=1e-4, atol=1e-4)
@@ -127,16 +133,17 @@ def test_the_cache_gives_what_a_whole_pass_gives(windows, steps):
 def test_the_cache_with_rows_of_different_length():
     """Left padding as a prefill has it: row 1 has three tokens less, and generates from its own positions."""
     decoder = make(2)
+    extend = nnx.jit(lambda decoder, *args: decoder.extend(*args))
     expected = np.asarray(decoder(TOKENS[1:, :6]))
     rows = jnp.stack([TOKENS[0, :7], jnp.concatenate([jnp.zeros(3, TOKENS.dtype), TOKENS[1, :4]])])
     positions = jnp.stack([jnp.arange(7), jnp.maximum(jnp.arange(7) - 3, 0)])
     segments = jnp.stack([jnp.ones(7, jnp.int32), (jnp.arange(7) >= 3).astype(jnp.int32)])
-    hidden, cache = decoder.extend(rows, positions, segments, decoder.empty_cache(2, 9))
+    hidden, cache = extend(decoder, rows, positions, segments, decoder.empty_cache(2, 9))
     found = [np.asarray(decoder.logits(hidden))[1, 3:]]
     for step in range(2):
         token = jnp.stack([TOKENS[0, 7 + step], TOKENS[1, 4 + step]])[:, None]
         position = jnp.asarray([[7 + step], [4 + step]])
-        hidden, cache = decoder.extend(token, position, jnp.ones_like(token), cache)
+        hidden, cache = extend(decoder, token, position, jnp.ones_like(token), cache)
         found.append(np.asarray(decoder.logits(hidden))[1])
     np.testing.assert_allclose(np.concatenate(found), expected[0], rtol=1e-4, atol=1e-4)
 

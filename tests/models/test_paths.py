@@ -36,10 +36,16 @@ def test_matches(selector, count):
 
 
 def test_select_joins_selectors():
-    assert select(NAMES, ["head", "layers.1.attn"], option="x") == {"head", "layers.1.attn.q_proj", "layers.1.attn.o_proj"}
+    assert select(NAMES, ["head", "layers.1.attn"], option="x") == {
+        "head",
+        "layers.1.attn.q_proj",
+        "layers.1.attn.o_proj",
+    }
 
 
-@pytest.mark.parametrize("wrong, near", [("q_porj", "layers."), ("layers.1.attn.q_porj", "layers.1.attn.q_proj"), ("", "")])
+@pytest.mark.parametrize(
+    "wrong, near", [("q_porj", "layers."), ("layers.1.attn.q_porj", "layers.1.attn.q_proj"), ("", "")]
+)
 def test_a_selector_of_nothing_names_the_option_and_what_is_near(wrong, near):
     with pytest.raises(InputError) as error:
         select(NAMES, ["head", wrong], option="adapter.targets")
