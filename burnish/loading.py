@@ -22,8 +22,8 @@ def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
     """Loads a model with its tokenizer.
 
     source: a built-in name (`smollm2-135m`), a Hugging Face folder, a PEFT adapter folder, a `.gguf` file, a run
-    directory, or the id of a model on the Hub (`org/name`). dtype: of parameters and activations; by default float32 on a CPU
-    and bfloat16 elsewhere. Raises InputError when the source is none of these or is broken.
+    directory, or the id of a model on the Hub (`org/name`). dtype: of parameters and activations; by default float32 on
+    a CPU and bfloat16 elsewhere. Raises InputError when the source is none of these or is broken.
     """
     dtype = jnp.dtype(dtype) if dtype is not None else default_dtype()
     path = locate(source)

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 class Origin:
     """Where a model came from, as far as saving it again needs to know.
 
-    source: what was loaded, as `load` takes it (local paths are absolute); base: what it was first trained from, the same
-    unless it came from a run or an adapter folder; path: the file or folder of the base's weights; family: its `model_type`;
-    hf_config and generation_config: the base's files as they were, so that what Burnish does not use is not lost.
+    source: what was loaded, as `load` takes it (local paths are absolute); base: what it was first trained from, the
+    same unless it came from a run or an adapter folder; path: the file or folder of the base's weights; family: its
+    `model_type`; hf_config and generation_config: the base's files as they were, so that what Burnish does not use is
+    not lost.
     """
 
     source: str
@@ -87,7 +88,9 @@ class ModelWrapper:
     def decoder(self) -> Decoder:
         """The module, when it is our decoder; InputError otherwise."""
         if not isinstance(self.module, Decoder):
-            raise InputError(f"{type(self.module).__name__}: this needs a model of a known family, not a foreign module")
+            raise InputError(
+                f"{type(self.module).__name__}: this needs a model of a known family, not a foreign module"
+            )
         return self.module
 
     def require_tokenizer(self) -> "Tokenizer":

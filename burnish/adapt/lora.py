@@ -88,9 +88,7 @@ def merged_matmul(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scale:
 _Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array, float]
 
 
-def _merged_forward(
-    x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scale: float
-) -> tuple[jax.Array, _Saved]:
+def _merged_forward(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> tuple[jax.Array, _Saved]:
     return merged_matmul(x, w, a, b, scale), (x, w, a, b, scale)
 
 

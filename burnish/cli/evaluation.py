@@ -43,7 +43,9 @@ def _perplexity(recipe: Recipe, as_json: bool) -> dict[str, Any]:
     if not as_json:
         console = make_console()
         console.print(data_line("data", found.counts))
-        console.print(f"perplexity {found.perplexity:.4f} (mean -log p {found.nll:.6f} over {count(found.tokens)} tokens)")
+        console.print(
+            f"perplexity {found.perplexity:.4f} (mean -log p {found.nll:.6f} over {count(found.tokens)} tokens)"
+        )
     return {"data": recipe.data.path, "perplexity": found.perplexity, "nll": found.nll, "tokens": found.tokens}
 
 

@@ -85,7 +85,12 @@ def _show_data(
             }
             for example in examples.encoded[:rows]
         ]
-        summary = {"data": recipe.data.path, **vars(examples.counts), "lengths": quantiles, "rows_packed": len(packed.rows)}
+        summary = {
+            "data": recipe.data.path,
+            **vars(examples.counts),
+            "lengths": quantiles,
+            "rows_packed": len(packed.rows),
+        }
         print(json.dumps({**summary, "efficiency": examples.counts.tokens / slots, "examples": shown}))
         return
     for example in examples.encoded[:rows]:

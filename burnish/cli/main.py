@@ -27,7 +27,9 @@ Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; it must
 AsJson = Annotated[bool, typer.Option("--json", help="Answer as one JSON object.")]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(help="A recipe.yaml, and options as key.path=value.", show_default=False, metavar="[RECIPE] [KEY=VALUE]..."),
+    typer.Argument(
+        help="A recipe.yaml, and options as key.path=value.", show_default=False, metavar="[RECIPE] [KEY=VALUE]..."
+    ),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest reply.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
@@ -68,9 +70,14 @@ def inspect(
 
 @app.command(rich_help_panel="Training")
 def sft(
-    out: Out, words: Words = None, model: Model = None, data: Data = None, eval_data: Annotated[
+    out: Out,
+    words: Words = None,
+    model: Model = None,
+    data: Data = None,
+    eval_data: Annotated[
         str | None, typer.Option("--eval-data", help="Records to evaluate on; else some of --data is held out.")
-    ] = None, task: TaskName = None,
+    ] = None,
+    task: TaskName = None,
 ) -> None:
     """Fine-tune on demonstrations (LoRA by default; adapter.kind=none trains everything).
 

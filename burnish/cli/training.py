@@ -59,12 +59,13 @@ class Look:
 
 
 def _train(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    if recipe.model is None:
+    name = recipe.model
+    if name is None:
         raise InputError("model: not given; add --model, or model: to the recipe")
     console = make_console()
     recipe = recipe.model_copy(update={"train": recipe.train.with_seed()})
     material = _material(recipe)
-    model = load(recipe.model, dtype=recipe.dtype)
+    model = load(name, dtype=recipe.dtype)
     before = None if resume else _look(model, material, recipe, console)
     model.prepare(recipe.adapter, seed=recipe.train.seed or 0)
     narrator = Narrator(console, model.require_tokenizer())
@@ -133,7 +134,7 @@ def _stopped_by_signals(trainer: Trainer, console: Console) -> Iterator[None]:
         del frame
         console.print(f"{signal.Signals(number).name}: finishing this step and saving; once more to stop at once")
         trainer.stop()
-        signal.signal(number, previous[number])
+        signal.signal(number, previous[signal.Signals(number)])
 
     wanted = (signal.SIGINT, signal.SIGTERM)
     previous = {number: signal.signal(number, handle) for number in wanted}

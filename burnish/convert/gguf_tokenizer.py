@@ -106,9 +106,7 @@ def tokenizer_from_gguf(source: "GGUFReader | Mapping[str, Any]", name: str | No
     }
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bool, adds_bos)
     adds_eos = metadata.get("tokenizer.ggml.add_eos_token", bool, False)
-    wrap_texts(
-        backend, named.get("bos_token") if adds_bos else None, named.get("eos_token") if adds_eos else None
-    )
+    wrap_texts(backend, named.get("bos_token") if adds_bos else None, named.get("eos_token") if adds_eos else None)
     stop_ids = (vocabulary.id(metadata, key) for key in _STOP_IDS)
     architecture = metadata.get("general.architecture", str, "")
     return Tokenizer(
@@ -140,9 +138,7 @@ class _Metadata:
             raise self.error(key, "is missing; take a GGUF file that holds its tokenizer")
         value = self._value(key)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(
-                key, f"is {type(value).__name__} where {kind.__name__} is needed; convert the model again"
-            )
+            raise self.error(key, f"is {type(value).__name__} where {kind.__name__} is needed; convert the model again")
         return value
 
     def array(self, key: str, kind: type[T], length: int | None = None) -> list[T]:
@@ -166,9 +162,7 @@ class _Metadata:
         try:
             return field.contents()
         except (UnicodeDecodeError, ValueError, IndexError, TypeError) as error:
-            raise self.error(
-                key, f"cannot be read ({error}); the file is cut or damaged, get it again"
-            ) from error
+            raise self.error(key, f"cannot be read ({error}); the file is cut or damaged, get it again") from error
 
 
 class _Vocabulary:
@@ -182,9 +176,7 @@ class _Vocabulary:
         self.ids: dict[str, int] = {}
         for id, token in enumerate(self.tokens):
             if self.ids.setdefault(token, id) != id:
-                raise metadata.error(
-                    key, f"{token!r} is there twice, as {self.ids[token]} and {id}; convert it again"
-                )
+                raise metadata.error(key, f"{token!r} is there twice, as {self.ids[token]} and {id}; convert it again")
         self.types = [1] * len(self.tokens)
         if "tokenizer.ggml.token_type" in metadata:
             self.types = metadata.array("tokenizer.ggml.token_type", int, len(self.tokens))
@@ -193,9 +185,7 @@ class _Vocabulary:
         """The token id that a key names; None where the file does not have the key."""
         id = metadata.get(key, int, None)
         if id is not None and not 0 <= id < len(self.tokens):
-            raise metadata.error(
-                key, f"is {id}, outside the vocabulary of {len(self.tokens)} tokens; set it right"
-            )
+            raise metadata.error(key, f"is {id}, outside the vocabulary of {len(self.tokens)} tokens; set it right")
         return id
 
     def of_type(self, *types: int) -> list[str]:
@@ -209,17 +199,13 @@ def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple["Backend"
 
     pre = metadata.get("tokenizer.ggml.pre", str, "default")
     if pre not in _CUTTINGS:
-        raise metadata.error(
-            "tokenizer.ggml.pre", f"{pre!r} is not known; known are {', '.join(sorted(_CUTTINGS))}"
-        )
+        raise metadata.error("tokenizer.ggml.pre", f"{pre!r} is not known; known are {', '.join(sorted(_CUTTINGS))}")
     cutting = _CUTTINGS[pre]
     merges = _merges(metadata, vocabulary)
     backend = Backend(models.BPE(vocabulary.ids, merges, ignore_merges=cutting.whole_words))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cutting.pattern is None)
     if cutting.single_digits:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), byte_level]
-        )
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     elif cutting.pattern is not None:
         split = pre_tokenizers.Split(Regex(cutting.pattern), behavior="isolated")
         backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
@@ -241,9 +227,7 @@ def _merges(metadata: _Metadata, vocabulary: _Vocabulary) -> list[tuple[str, str
             raise metadata.error(key, f"row {row}, {merge!r}, is not two tokens; convert the model again")
         for token in (left, right, left + right):
             if token not in vocabulary.ids:
-                raise metadata.error(
-                    key, f"row {row}, {merge!r}: {token!r} is not in the vocabulary; convert it again"
-                )
+                raise metadata.error(key, f"row {row}, {merge!r}: {token!r} is not in the vocabulary; convert it again")
         pairs.append((left, right))
     return pairs
 

@@ -59,9 +59,7 @@ def load_hf_decoder(folder: Path, dtype: Any) -> Decoder:
             raise InputError(f"{path}: tensor {file_name} is {array.dtype}; only float weights are read")
         wanted = shape[::-1] if name.endswith("kernel") else shape
         if array.shape != wanted:
-            raise InputError(
-                f"{path}: tensor {file_name} is {list(array.shape)}; config.json asks for {list(wanted)}"
-            )
+            raise InputError(f"{path}: tensor {file_name} is {list(array.shape)}; config.json asks for {list(wanted)}")
         return array.T if name.endswith("kernel") else array
 
     return build_decoder(config, read_tensor, dtype)

@@ -41,16 +41,14 @@ def strict_match(reply: str, target: str) -> bool:
 def read_answer(reply: str, numeric: bool, template: str = PLACEHOLDER) -> str:
     """The answer a reply comes to; "" if it comes to none.
 
-    Where the words of the template before the answer occur, the answer is what follows their last occurrence;
-    else it is the whole reply. Of a numeric answer, that is the first number there, or the last of the whole
-    reply.
+    A numeric answer is the last number of the reply, whoever wrote it and in whatever words. Any other is what follows
+    the last occurrence of the template's words before the answer, or the whole reply where they do not occur.
     """
+    if numeric:
+        return extract_last_number(reply) or ""
     before, _, after = template.partition(PLACEHOLDER)
     lead = before.strip()
     stated = reply.rpartition(lead)[2] if lead and lead in reply else None
-    if numeric:
-        found = _NUMBER.search(stated) if stated is not None else None
-        return _plain(found.group()) if found else extract_last_number(reply) or ""
     return (reply if stated is None else stated).strip().removesuffix(after.strip()).strip()
 
 

@@ -152,9 +152,7 @@ def _environment() -> "ImmutableSandboxedEnvironment":
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]

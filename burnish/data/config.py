@@ -15,9 +15,7 @@ class DataConfig(BaseModel):
     truncate: Literal["keep_end", "keep_start", "drop"] = Field(
         "keep_end", description="What to do with an example longer than max_length."
     )
-    holdout: float = Field(
-        0.1, ge=0, lt=1, description="Fraction of rows held out where no evaluation set is given."
-    )
+    holdout: float = Field(0.1, ge=0, lt=1, description="Fraction of rows held out where no evaluation set is given.")
     seed: int = Field(0, ge=0, description="Fixes the held-out rows and the order of every epoch.")
     system: str | None = Field(
         None, min_length=1, description="System message of conversations that have none of their own."

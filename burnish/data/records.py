@@ -85,9 +85,7 @@ def records_from_rows(rows: Iterable[Mapping[str, Any]], name: str = "data") -> 
     records = []
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise InputError(
-                f"{name}[{index}]: expected a mapping, found {_kind(row)}; give messages or prompts"
-            )
+            raise InputError(f"{name}[{index}]: expected a mapping, found {_kind(row)}; give messages or prompts")
         records.append(_record(row, index, f"{name}[{index}]"))
     if not records:
         raise InputError(f"{name} holds no records")
@@ -103,9 +101,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 try:
                     yield number, raw.decode("utf-8").strip()
                 except UnicodeDecodeError as error:
-                    raise InputError(
-                        f"{path}, line {number}: not UTF-8 text; save the file as UTF-8"
-                    ) from error
+                    raise InputError(f"{path}, line {number}: not UTF-8 text; save the file as UTF-8") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give a JSON-lines file") from error
 
@@ -120,9 +116,7 @@ def _json_object(text: str, place: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits, or nesting as deep
         raise InputError(f"{place}: JSON that cannot be read ({error}); mend or remove the line") from error
     if not isinstance(value, dict):
-        raise InputError(
-            f"{place}: expected a JSON object, found {_kind(value)}; write one JSON object a line"
-        )
+        raise InputError(f"{place}: expected a JSON object, found {_kind(value)}; write one JSON object a line")
     return value
 
 
@@ -191,9 +185,7 @@ def _message(value: Any, place: str) -> Message:
 
 def _check_answered(messages: tuple[Message, ...], place: str) -> None:
     if all(message["role"] != "assistant" for message in messages):
-        raise InputError(
-            f"{place}: no assistant turn, so there is nothing to learn; add one or remove the line"
-        )
+        raise InputError(f"{place}: no assistant turn, so there is nothing to learn; add one or remove the line")
 
 
 def _check_text(text: str, place: str) -> None:

@@ -48,9 +48,7 @@ def _prompt(record: Record) -> str:
     if isinstance(record, TextRecord):
         # As the two turns it may become, so that both spellings of a row meet.
         return _prompt(record.as_chat()) if record.prompt else f"text\n{record.completion}"
-    answers = (
-        i for i, m in enumerate(record.messages) if m["role"] == "assistant" and i >= record.first_trained
-    )
+    answers = (i for i, m in enumerate(record.messages) if m["role"] == "assistant" and i >= record.first_trained)
     before = record.messages[: next(answers)]
     asked = any(message["role"] == "user" for message in before)
     return json.dumps(before if asked else record.messages, sort_keys=True)

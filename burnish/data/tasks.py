@@ -32,9 +32,7 @@ from burnish.data.records import ChatRecord
 from burnish.errors import InputError
 
 SOURCE = "reasoning_gym:"
-_DRAWS_PER_PROBLEM = (
-    20  # give up looking for new questions when this many draws a question wanted found too few
-)
+_DRAWS_PER_PROBLEM = 20  # give up looking for new questions when this many draws a question wanted found too few
 
 
 class TaskConfig(BaseModel):
@@ -42,15 +40,11 @@ class TaskConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="The task's own options, as min_terms: 2."
-    )
+    options: dict[str, Any] = Field(default_factory=dict, description="The task's own options, as min_terms: 2.")
     train_size: int = Field(1000, ge=1, description="Problems to train on.")
     heldout_size: int = Field(100, ge=1, description="Problems to evaluate on; none of them is trained on.")
     seed: int = Field(0, ge=0, description="Fixes the problems.")
-    prompt_template: str = Field(
-        "{question}", description="The user turn; {question} is the task's own text."
-    )
+    prompt_template: str = Field("{question}", description="The user turn; {question} is the task's own text.")
     answer_template: str = Field(PLACEHOLDER, description="The assistant turn; {answer} is the right answer.")
 
     @field_validator("prompt_template", "answer_template")
@@ -128,9 +122,7 @@ class Task:
         found: dict[str, Problem] = {}
         for index in range(draws):
             entry = dataset[index]
-            found.setdefault(
-                entry["question"].strip(), Problem(entry["question"], entry["answer"], entry["metadata"])
-            )
+            found.setdefault(entry["question"].strip(), Problem(entry["question"], entry["answer"], entry["metadata"]))
             if len(found) == count:
                 return list(found.values())
         raise InputError(
@@ -200,9 +192,7 @@ class Task:
         typed = {}
         for name, value in options.items():
             if name in ("seed", "size"):
-                raise InputError(
-                    f"task.options.{name}: set task.seed, task.train_size or task.heldout_size instead"
-                )
+                raise InputError(f"task.options.{name}: set task.seed, task.train_size or task.heldout_size instead")
             if name not in known:
                 raise InputError(
                     f"task.options.{name}: {self.name} has no such option; nearest: {_nearest(name, known)}"
@@ -216,9 +206,7 @@ class Task:
             config = self._config_class(**self._options, **extra)
             return self._dataset_class(config=config)
         except (AssertionError, ValueError) as error:
-            raise InputError(
-                f"{SOURCE}{self.name} refuses its options: {error}; change task.options"
-            ) from error
+            raise InputError(f"{SOURCE}{self.name} refuses its options: {error}; change task.options") from error
 
 
 def _reasoning_gym_tasks() -> dict[str, tuple[Any, Any]]:
@@ -236,9 +224,7 @@ def _convert(value: Any, kind: Any, place: str) -> Any:
     try:
         adapter = TypeAdapter(kind)
     except PydanticUserError as error:
-        raise InputError(
-            f"{place}: a value of type {kind} cannot be given in a recipe; leave it out"
-        ) from error
+        raise InputError(f"{place}: a value of type {kind} cannot be given in a recipe; leave it out") from error
     try:
         return adapter.validate_python(value)
     except ValidationError as error:

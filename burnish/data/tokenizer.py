@@ -171,9 +171,7 @@ class Tokenizer:
 
         name = "tool_use" if with_tools and "tool_use" in self.chat_templates else "default"
         if name not in self.chat_templates:
-            others = (
-                f" (only ones named {', '.join(sorted(self.chat_templates))})" if self.chat_templates else ""
-            )
+            others = f" (only ones named {', '.join(sorted(self.chat_templates))})" if self.chat_templates else ""
             raise InputError(
                 f"{self.name} has no chat template{others}: train it on plain text or prompt and completion, "
                 "take its instruction-tuned sibling, or put a chat_template.jinja beside its tokenizer.json"

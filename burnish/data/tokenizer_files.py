@@ -41,9 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path}, line {error.lineno}: {error.msg}; get the file again or mend it"
-        ) from error
+        raise InputError(f"{path}, line {error.lineno}: {error.msg}; get the file again or mend it") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a JSON {type(content).__name__}; it must hold an object")
     return content
@@ -68,9 +66,7 @@ def read_backend(folder: Path) -> "Backend":
     try:
         return Backend.from_str(text)
     except Exception as error:  # the library raises bare Exception for whatever is wrong with a file
-        raise InputError(
-            f"{path} is no tokenizer ({' '.join(str(error).split())}); get the file again"
-        ) from error
+        raise InputError(f"{path} is no tokenizer ({' '.join(str(error).split())}); get the file again") from error
 
 
 def read_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -199,9 +195,7 @@ def read_eos_lists(folder: Path) -> tuple[int, ...]:
         value = read_json(folder / name).get("eos_token_id")
         some = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(id, int) and not isinstance(id, bool) for id in some):
-            raise InputError(
-                f"{folder / name}: eos_token_id is {value!r}; it must be a token id or a list of them"
-            )
+            raise InputError(f"{folder / name}: eos_token_id is {value!r}; it must be a token id or a list of them")
         ids += some
     return tuple(ids)
 

@@ -84,9 +84,7 @@ class TurnFinder:
     def _whole(self, chat: ChatRecord) -> ChatRecord:
         """The conversation with its system message and without what follows the last assistant turn."""
         if self.tokenizer.chat_template is None:
-            raise InputError(
-                "a conversation, but the model has no chat template; give text prompts and completions"
-            )
+            raise InputError("a conversation, but the model has no chat template; give text prompts and completions")
         messages, first = chat.messages, chat.first_trained
         messages = messages[: max(i for i, m in enumerate(messages) if m["role"] == "assistant") + 1]
         if self.system is not None and all(message["role"] != "system" for message in messages):
@@ -131,8 +129,7 @@ class TurnFinder:
         """What two renderings of unlike contents end with in common is the template's own."""
         before = chat.messages[:turn]
         zero, one = (
-            self._template(replace(chat, messages=(*before, {"role": "assistant", "content": digit})))
-            for digit in "01"
+            self._template(replace(chat, messages=(*before, {"role": "assistant", "content": digit}))) for digit in "01"
         )
         return zero[len(zero) - _shared_end(zero, one) :]
 

@@ -4,7 +4,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class MeshConfig(BaseModel):
-    """How devices are laid out: `data` copies of the model, each cut in `fsdp` shards (None: all devices that remain)."""
+    """How devices are laid out: `data` copies of the model, each cut in `fsdp` shards (None: all devices that
+    remain)."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 from burnish.distributed.config import MeshConfig
 from burnish.errors import InputError
 
-# Fully sharded data parallelism (Rajbhandari et al. 2020, arXiv 1910.02054): every matrix has one `embed` side, and that
-# side is cut; rows of a batch are cut over all devices.
+# Fully sharded data parallelism (Rajbhandari et al. 2020, arXiv 1910.02054): every matrix has one `embed` side, and
+# that side is cut; rows of a batch are cut over all devices.
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
     "embed": "fsdp",

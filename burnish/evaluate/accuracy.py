@@ -72,7 +72,9 @@ def task_accuracy(
     answered: list[Answered] = []
     for start in range(0, len(prompts), batch_size):
         batch = slice(start, start + batch_size)
-        for problem, completion in zip(problems[batch], sampler.generate(prompts[batch], sampling, batch_size=batch_size), strict=True):
+        for problem, completion in zip(
+            problems[batch], sampler.generate(prompts[batch], sampling, batch_size=batch_size), strict=True
+        ):
             answered.append(Answered(problem, completion.text, task.grade(completion.text, problem)))
         if on_progress:
             on_progress(len(answered))

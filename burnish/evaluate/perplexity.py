@@ -43,5 +43,7 @@ def perplexity(model: ModelWrapper, source: Source, config: DataConfig | None = 
     evaluator = Evaluator(parts, frozen, SFT(), examples.encoded, config, rows * batch_shards(mesh), mesh)
     found = evaluator(trained)
     if not math.isfinite(found["eval_nll"]):
-        raise InputError(f"{model.origin.source}: its loss on this data is {found['eval_nll']}; the weights are damaged")
+        raise InputError(
+            f"{model.origin.source}: its loss on this data is {found['eval_nll']}; the weights are damaged"
+        )
     return Perplexity(found["eval_nll"], int(found["eval_tokens"]), examples.counts)

@@ -114,7 +114,7 @@ def _prefill(graphdef: Any, params: Any, tokens: Any, lengths: Any, *, capacity:
         repeats = run[0].k.shape[0]
         layers += [LayerCache(block.k[i], block.v[i]) for i in range(repeats) for block in run]
     # Prompts end where the padded row ends, so that the last hidden state is each one's own.
-    memory = CacheMemory(layers, TokenIds(*cache.slots), cache.index, hidden[:, -1], lengths)
+    memory = CacheMemory(layers, TokenIds(*cache.slots), cache.next_slot, hidden[:, -1], lengths)
     return _grow(memory, capacity=capacity)
 
 

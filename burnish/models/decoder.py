@@ -1,8 +1,9 @@
 """The decoder: embedding, runs of stacked blocks, final norm, head.
 
 Blocks that repeat are stored once, stacked: a `Run` holds one period of blocks whose parameters have a leading
-`layers` axis, and scans over it. Llama's thirty layers are one run of period one; an alternating-window model is a run of
-period two. What the user sees, and what files hold, is `layers.N...`, whatever the runs (see `burnish.models.paths`).
+`layers` axis, and scans over it. Llama's thirty layers are one run of period one; an alternating-window model is a run
+of period two. What the user sees, and what files hold, is `layers.N...`, whatever the runs (see
+`burnish.models.paths`).
 """
 
 from collections.abc import Hashable, Sequence
@@ -32,12 +33,13 @@ class KVCache(NamedTuple):
     """Keys and values of all layers, and which slots hold what.
 
     layers: a list a run of a list a period block of LayerCache, stacked [repeats, batch, kv_heads, capacity, head_dim];
-    slots: positions and segment ids [batch, capacity] (segment 0: empty); index: the next slot to write, one for all rows.
+    slots: positions and segment ids [batch, capacity] (segment 0: empty); next_slot: the next to write, one for all
+    rows.
     """
 
     layers: list[list[LayerCache]]
     slots: tuple[jax.Array, jax.Array]
-    index: jax.Array
+    next_slot: jax.Array
 
 
 def find_runs(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
@@ -191,18 +193,19 @@ class Decoder(nnx.Module):
 
         All arguments [batch, length]; tokens of segment 0 are padding: written, and seen by nobody.
         """
-        at = (0, cache.index)
+        at = (0, cache.next_slot)
         slots = (
             jax.lax.dynamic_update_slice(cache.slots[0], positions, at),
             jax.lax.dynamic_update_slice(cache.slots[1], segment_ids, at),
         )
         context = self._context(TokenIds(positions, segment_ids))
-        context = context._replace(keys=TokenIds(*slots), cache_index=cache.index)
-        x, layers = self.embed(tokens, self.dtype), []
+        context = context._replace(keys=TokenIds(*slots), cache_index=cache.next_slot)
+        x = self.embed(tokens, self.dtype)
+        layers: list[Any] = []
         for run, caches in zip(self.runs, cache.layers, strict=True):
             x, written = run(x, context, caches, False)
             layers.append(written)
-        return self.norm(x), KVCache(layers, slots, cache.index + tokens.shape[1])
+        return self.norm(x), KVCache(layers, slots, cache.next_slot + tokens.shape[1])
 
     def _context(self, queries: TokenIds) -> Context:
         cos, sin = rope_angles(self.config.rope, self.config.head_dim, queries.positions)

@@ -45,9 +45,9 @@ def features_of(module: nnx.Module) -> Features:
     """Reads a module's abilities off its methods and their parameters."""
     if isinstance(module, Decoder):
         return Features(packing=True, hidden=True, dropout=True, cache=True)
-    if not callable(module):
-        raise InputError(f"{type(module).__name__} is not a language model: it cannot be called on tokens")
     has_hidden = callable(getattr(module, "hidden", None)) and callable(getattr(module, "unembedding", None))
+    if not has_hidden and not callable(module):
+        raise InputError(f"{type(module).__name__} is not a language model: it cannot be called on tokens")
     forward = module.hidden if has_hidden else module.__call__  # type: ignore[attr-defined]
     takes = inspect.signature(forward).parameters
     return Features(
@@ -92,11 +92,11 @@ def token_outputs(
     return _from_logits(module(batch["tokens"], **known), batch["targets"], mask, outputs)
 
 
-def _from_logits(
-    logits: jax.Array, targets: jax.Array, mask: jax.Array, outputs: Sequence[OutputName]
-) -> HeadOutputs:
+def _from_logits(logits: jax.Array, targets: jax.Array, mask: jax.Array, outputs: Sequence[OutputName]) -> HeadOutputs:
     if logits.ndim != 3 or logits.shape[:2] != targets.shape:
-        raise InputError(f"the model gave an array {logits.shape} for tokens {targets.shape}; [batch, length, vocab] is needed")
+        raise InputError(
+            f"the model gave an array {logits.shape} for tokens {targets.shape}; [batch, length, vocab] is needed"
+        )
     logits = jnp.where(mask[..., None], logits.astype(jnp.float32), 0.0)
     every = jax.nn.log_softmax(logits, axis=-1)
     found = {

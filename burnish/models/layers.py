@@ -53,7 +53,8 @@ def random_params(seed: int, dtype: Any = jnp.float32, stddev: float = 0.02) -> 
 
 
 class DropoutKeys(NamedTuple):
-    """What a dropout mask is drawn from, so that it does not depend on batching: (seed, step, example, position, layer).
+    """What a dropout mask is drawn from, so that it does not depend on batching: (seed, step, example, position,
+    layer).
 
     key: typed key of (seed, step); example_ids, positions: [batch, length] int32; layer: scalar int32.
     """
@@ -89,9 +90,7 @@ class Context(NamedTuple):
 class Linear(nnx.Module):
     """y = x W + b, with the adapters that were put beside W (see `burnish.adapt.lora`)."""
 
-    def __init__(
-        self, n_in: int, n_out: int, axes: tuple[str, str], make: ParamMaker, *, bias: bool = False
-    ) -> None:
+    def __init__(self, n_in: int, n_out: int, axes: tuple[str, str], make: ParamMaker, *, bias: bool = False) -> None:
         self.kernel = make((n_in, n_out), axes, "normal")
         self.bias = make((n_out,), (axes[1],), "zeros") if bias else nnx.data(None)
         self.adapters: Any = nnx.List([])
@@ -220,5 +219,3 @@ class Block(nnx.Module):
         mixed, cache = self.attn(self.attn_norm(x), context, cache)
         x = x + mixed
         return x + self.mlp(self.mlp_norm(x), context.dropout), cache
-
-

@@ -13,8 +13,8 @@ from burnish.errors import InputError
 class LinenModel(nnx.Module):
     """Holds a Linen module and its parameters as `nnx.Param`s, named by their path in the `params` collection.
 
-    Only `params` is trained; other collections are kept as they are and passed along. With `variables=None` the module is
-    initialised from `seed` on a row of two tokens.
+    Only `params` is trained; other collections are kept as they are and passed along. With `variables=None` the module
+    is initialised from `seed` on a row of two tokens.
     """
 
     def __init__(self, module: linen.Module, variables: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
@@ -39,6 +39,4 @@ def _as_params(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_arrays(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value[...] if isinstance(value, nnx.Variable) else _as_arrays(value) for name, value in tree.items()
-    }
+    return {name: value[...] if isinstance(value, nnx.Variable) else _as_arrays(value) for name, value in tree.items()}

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 class RunPlan:
     """What a run is about to do, known before its first step.
 
-    parameters, trainable: counts of numbers. done, total: steps made before, and to be made in all. rows, length, micro_batches: shape of a step's batch. efficiency: real tokens
-    over slots of the first epoch. memory_bytes: the compiled step's arguments, outputs and temporaries on one device, 0 where
-    the compiler does not say. example: the first training example.
+    parameters, trainable: counts of numbers. done, total: steps made before, and to be made in all. rows, length,
+    micro_batches: shape of a step's batch. efficiency: real tokens over slots of the first epoch. memory_bytes: the
+    compiled step's arguments, outputs and temporaries on one device, 0 where the compiler does not say. example: the
+    first training example.
     """
 
     recipe: Mapping[str, Any]

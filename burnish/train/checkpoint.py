@@ -40,9 +40,7 @@ class Checkpoints:
         """The newest whole checkpoint's step; None when there is none."""
         return self._manager.latest_step()
 
-    def save(
-        self, step: int, state: StepState, leaves: Mapping[str, Leaf], data: Mapping[str, Any]
-    ) -> None:
+    def save(self, step: int, state: StepState, leaves: Mapping[str, Leaf], data: Mapping[str, Any]) -> None:
         """Writes the state after `step` steps. It appears under its name only when whole."""
         optimizer = {"step": state.optimizer.step, "moments": _by_layer(state.optimizer.moments, leaves)}
         self._manager.save(
@@ -76,9 +74,7 @@ class Checkpoints:
     def restore_params(self, step: int, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         """Trained parameters alone, by the name of each layer's parameter."""
         try:
-            found = self._manager.restore(
-                step, args=ocp.args.Composite(params=ocp.args.StandardRestore(dict(shapes)))
-            )
+            found = self._manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(dict(shapes))))
         except (ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"checkpoint {step}: does not hold this model's parameters ({reason})") from None

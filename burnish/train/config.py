@@ -17,8 +17,8 @@ class TrainConfig(BaseModel):
     steps or epochs say how long (one epoch when neither is given; steps win). batch_size counts rows of an optimizer
     step over all devices; accumulation cuts it in so many micro-batches (None: 4, or the most that divides it).
     trainable lists selectors of what is trained; empty means the adapters where there are any, else everything.
-    remat computes each block again in the backward pass: less memory, more time. seed fixes fresh adapters and dropout; None
-    draws one and records it.
+    remat computes each block again in the backward pass: less memory, more time. seed fixes fresh adapters and dropout;
+    None draws one and records it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -35,7 +35,6 @@ class TrainConfig(BaseModel):
     save_every: int = Field(default=1000, ge=1)
     keep: int = Field(default=2, ge=1)
     tensorboard: bool = True
-
 
     def with_seed(self) -> "TrainConfig":
         """The same, with a seed drawn where there was none."""
@@ -54,7 +53,8 @@ class TrainerConfig(BaseModel):
 
 
 def with_sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts short keys in their sections: {"optimizer": "adamw", "lr": 1e-5} -> {"optimizer": {"name": "adamw", "lr": 1e-5}}.
+    """Puts short keys in their sections: {"optimizer": "adamw", "lr": 1e-5} -> {"optimizer": {"name": "adamw", "lr":
+    1e-5}}.
 
     A key goes to the first section that has a field of that name; unknown keys stay, to be refused by name.
     """
@@ -73,6 +73,4 @@ def with_sections(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sections(schema: type[BaseModel]) -> dict[str, type[BaseModel]]:
     found = {name: field.annotation for name, field in schema.model_fields.items()}
-    return {
-        name: part for name, part in found.items() if isinstance(part, type) and issubclass(part, BaseModel)
-    }
+    return {name: part for name, part in found.items() if isinstance(part, type) and issubclass(part, BaseModel)}

@@ -188,10 +188,8 @@ def _muon(config: OptimizerConfig, shape: tuple[int, ...]) -> optax.GradientTran
     as Jordan has it.
     """
     n_in, n_out = shape[-2:]
-    if config.muon_scale == "rms":
-        factor = 0.2 * math.sqrt(max(n_in, n_out))
-    else:
-        factor = math.sqrt(max(1, n_out / n_in))
+    rms, shape_factor = 0.2 * math.sqrt(max(n_in, n_out)), math.sqrt(max(1, n_out / n_in))
+    factor = rms if config.muon_scale == "rms" else shape_factor
     orthogonal = optax.contrib.scale_by_muon(
         beta=config.momentum,
         eps=config.eps,
@@ -229,8 +227,7 @@ def _assign_groups(names: Sequence[str], groups: Sequence[GroupConfig]) -> dict[
             if any(matches(name, selector) for selector in group.selectors):
                 if name in owner:
                     raise InputError(
-                        f"optimizer.groups: {name} is in groups {owner[name]} and {index}; "
-                        "narrow the selectors of one"
+                        f"optimizer.groups: {name} is in groups {owner[name]} and {index}; narrow the selectors of one"
                     )
                 owner[name] = index
     return {name: groups[index] for name, index in owner.items()}

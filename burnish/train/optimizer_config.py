@@ -89,9 +89,7 @@ class ScheduleConfig(_Named):
         ge=0,
         description="Steps in which the rate rises; null: by warmup_ratio, else instead of it.",
     )
-    end_lr: NonNegative | None = Field(
-        default=None, description="Rate of the last step; null: a tenth of the peak."
-    )
+    end_lr: NonNegative | None = Field(default=None, description="Rate of the last step; null: a tenth of the peak.")
     decay_ratio: Share | None = Field(
         default=None,
         description="wsd: share of the run in which the rate falls.",
@@ -116,9 +114,7 @@ class GroupConfig(BaseModel):
     selectors: list[str] = Field(
         min_length=1, description="Selectors over parameter names: `layers.0`, `q_proj`, `layers.*.mlp`."
     )
-    lr_scale: NonNegative = Field(
-        default=1.0, description="Factor on the learning rate, and so on the weight decay."
-    )
+    lr_scale: NonNegative = Field(default=1.0, description="Factor on the learning rate, and so on the weight decay.")
     weight_decay: NonNegative | None = Field(
         default=None, description="Replaces the optimizer's weight_decay; what no_decay covers stays without."
     )
@@ -143,9 +139,7 @@ class OptimizerConfig(_Named):
     name: Literal["adamw", "lion", "adafactor", "muon", "sgd"] = "adamw"
     lr: Rate | None = Field(default=None, description="Peak learning rate; null: by what is trained.")
     weight_decay: NonNegative = 0.01
-    clip_norm: Rate | None = Field(
-        default=1.0, description="Largest norm of the whole gradient; null: no clipping."
-    )
+    clip_norm: Rate | None = Field(default=1.0, description="Largest norm of the whole gradient; null: no clipping.")
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     no_decay: list[str] = Field(
         default_factory=lambda: list(NO_DECAY), description="Selectors of what goes without weight decay."

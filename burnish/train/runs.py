@@ -21,7 +21,8 @@ from burnish.wrapper import ModelWrapper
 def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> ModelWrapper:
     """The model of a run directory, as of its last checkpoint.
 
-    Its adapter is frozen from here on: training goes on with a new one (`add_lora`), or with everything after `merge_lora`.
+    Its adapter is frozen from here on: training goes on with a new one (`add_lora`), or with everything after
+    `merge_lora`.
     """
     recipe = read_recipe(path)
     if not isinstance(recipe.get("model"), str):

@@ -35,8 +35,8 @@ def train_step(
 ) -> tuple[StepState, dict[str, jax.Array]]:
     """One update from a global batch of arrays [micro_batches, rows, length].
 
-    Returns the next state and scalar metrics: each term of the objective divided by its weight, the gradient norm before
-    clipping, the learning rate, the number of trained tokens. `key` is the run's dropout key.
+    Returns the next state and scalar metrics: each term of the objective divided by its weight, the gradient norm
+    before clipping, the learning rate, the number of trained tokens. `key` is the run's dropout key.
     """
     denominators = objective.denominators(batch["weights"])
     scale = mean(jnp.ones(()), denominators["loss"])

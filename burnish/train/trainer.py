@@ -77,7 +77,9 @@ class Trainer:
     ) -> None:
         self.model = model
         self.objective: Objective = objective or SFT()
-        given = config if isinstance(config, TrainerConfig) else build_config(TrainerConfig, with_sections(config or {}))
+        given = (
+            config if isinstance(config, TrainerConfig) else build_config(TrainerConfig, with_sections(config or {}))
+        )
         self.config = _resolve(given, model)
         self.out = Path(out) if out is not None else None
         self.recipe = {
@@ -103,8 +105,8 @@ class Trainer:
     ) -> TrainResult:
         """Trains on a JSONL file, or on rows with `messages` or `prompt` and `completion`.
 
-        Without an evaluation set, `data.holdout` of the rows are held out. `epochs` overrides the config. With `resume`,
-        the run in `out` goes on from its last checkpoint as if it had never stopped.
+        Without an evaluation set, `data.holdout` of the rows are held out. `epochs` overrides the config. With
+        `resume`, the run in `out` goes on from its last checkpoint as if it had never stopped.
 
         Raises InputError for bad data, sizes that do not fit, and a loss that is not finite.
         """
@@ -239,7 +241,7 @@ def _total_steps(batches: TrainBatches, config: TrainConfig, epochs: float | Non
 
 
 def _micro_batches(config: TrainConfig, shards: int) -> int:
-    """Into how many micro-batches a batch is cut; each must have a row, or the same number of them, for every device."""
+    """Into how many micro-batches a batch is cut; each must have as many rows for every device."""
     rows = config.batch_size
     possible = [n for n in range(1, rows // shards + 1) if rows % (n * shards) == 0]
     if not possible:
@@ -258,9 +260,7 @@ def _micro_batches(config: TrainConfig, shards: int) -> int:
 
 def _put(batch: Mapping[str, np.ndarray], *, cut: int, sharding: Any) -> dict[str, jax.Array]:
     """[rows, length] -> [micro_batches, rows, length], on the devices."""
-    return {
-        name: jax.device_put(array.reshape(cut, -1, *array.shape[1:]), sharding) for name, array in batch.items()
-    }
+    return {name: jax.device_put(array.reshape(cut, -1, *array.shape[1:]), sharding) for name, array in batch.items()}
 
 
 def _compile(step: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:

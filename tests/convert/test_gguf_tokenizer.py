@@ -172,9 +172,7 @@ def test_bos_where_the_file_does_not_say(bpe, spm):
 
 def test_eos_flag_is_written_for_transformers_and_not_acted_on(bpe, tmp_path):
     tokenizer = tokenizer_from_gguf(bpe | {"tokenizer.ggml.add_eos_token": True})
-    assert (
-        tokenizer.encode("a") == tokenizer.encode("a", add_bos=True) == tokenizer_from_gguf(bpe).encode("a")
-    )
+    assert tokenizer.encode("a") == tokenizer.encode("a", add_bos=True) == tokenizer_from_gguf(bpe).encode("a")
     tokenizer.save(tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["add_eos_token"] is True
 
@@ -230,9 +228,7 @@ BAD_SCORES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "file, change, message", [("bpe", *b) for b in BAD] + [("spm", *b) for b in BAD_SCORES]
-)
+@pytest.mark.parametrize("file, change, message", [("bpe", *b) for b in BAD] + [("spm", *b) for b in BAD_SCORES])
 def test_bad_metadata_is_named(request, file, change, message):
     metadata = request.getfixturevalue(file) | change
     metadata = {key: value for key, value in metadata.items() if value is not None}
@@ -301,9 +297,7 @@ def test_transformers_reads_the_saved_folder_alike(name, changed, model_types, t
 def test_transformers_reads_the_spm_file_alike():
     theirs = auto_tokenizer(FIXTURES, gguf_file="spm.gguf")
     ours = tokenizer_from_gguf(gguf.GGUFReader(FIXTURES / "spm.gguf"))
-    assert [ours.encode(text) for text in TEXTS] == [
-        theirs.encode(t, add_special_tokens=False) for t in TEXTS
-    ]
+    assert [ours.encode(text) for text in TEXTS] == [theirs.encode(t, add_special_tokens=False) for t in TEXTS]
     assert ours.encode("a", add_bos=True) == theirs.encode("a")
 
 

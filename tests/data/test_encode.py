@@ -61,9 +61,7 @@ def byte_level(template: str | None = None, **named: str) -> Tokenizer:
 
 def sentence_piece(template: str | None = None, **named: str) -> Tokenizer:
     """Spaces are letters, and every text gets one in front, as of Llama 2."""
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    )
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     n = tokenizers.normalizers
     backend.normalizer = n.Sequence([n.Prepend("▁"), n.Replace(" ", "▁")])
     d = tokenizers.decoders
@@ -171,9 +169,7 @@ def test_calls_to_tools_are_part_of_the_turn():
     encoder = Encoder(byte_level(template))
     for record in (ChatRecord(0, "", (user, call)), first):  # what is found at the first serves all
         tokens, mask = encoder.encode(record)
-        assert mask.any() and encoder.tokenizer.decode(tokens[mask], skip_special=False).endswith(
-            "<|im_end|>"
-        )
+        assert mask.any() and encoder.tokenizer.decode(tokens[mask], skip_special=False).endswith("<|im_end|>")
 
 
 def test_tools_reach_the_template():
@@ -224,9 +220,7 @@ def test_the_default_system_message():
     record = chat("The island?", "An answer.", first_trained=1)
     for given_, system in ((record, "The system"), (chat("The island?", "An answer.", system="own"), "own")):
         tokens, mask = Encoder(tokenizer, "The system").encode(given_)
-        assert tokenizer.decode(tokens, skip_special=False).startswith(
-            f"<|im_start|>system\n{system}<|im_end|>"
-        )
+        assert tokenizer.decode(tokens, skip_special=False).startswith(f"<|im_start|>system\n{system}<|im_end|>")
         assert tokenizer.decode(tokens[mask], skip_special=False) == "An answer.<|im_end|>"
     later = chat("The island?", "An answer.", "The answers?", "islands", first_trained=2)
     assert learned(tokenizer, later, system="The system") == ["islands<|im_end|>"]
@@ -306,9 +300,7 @@ def test_merges_in_a_conversation_of_several_turns(kind):
     record = chat("The island?", "land", "islands?", "lands\n", "user", "land")
     assert learned(tokenizer, record) == ["land<|im_end|>", "lands\n<|im_end|>", "land<|im_end|>"]
     tokens, mask = Encoder(tokenizer).encode(record)
-    assert tokenizer.decode(tokens, skip_special=False) == reread(
-        tokenizer, tokenizer.render(record.messages)
-    )
+    assert tokenizer.decode(tokens, skip_special=False) == reread(tokenizer, tokenizer.render(record.messages))
     alone = tokenizer.encode(tokenizer.render(record.messages[:1], add_generation_prompt=True))
     assert tokens[: len(alone)].tolist() == alone and mask[len(alone)]
 
@@ -400,9 +392,7 @@ def test_a_first_token_that_nothing_predicts_is_no_target():
 
 @pytest.mark.parametrize("truncate", ["drop", "keep_start"])
 def test_no_rows_left_is_an_error(truncate):
-    with pytest.raises(
-        InputError, match=r"all 2 rows were dropped at data\.max_length=8 .*raise data\.max_length"
-    ):
+    with pytest.raises(InputError, match=r"all 2 rows were dropped at data\.max_length=8 .*raise data\.max_length"):
         encode(raw_records((50, 3), (60, 3)), max_length=8, truncate=truncate)
     with pytest.raises(InputError, match="empty"):
         encode([])
@@ -423,8 +413,6 @@ def test_rows_in_are_rows_kept_and_rows_dropped(sizes, max_length, truncate):
         return
     assert counts.rows == len(records) == counts.kept + counts.dropped
     assert counts.kept == len(examples)
-    assert all(
-        2 <= len(e.tokens) <= max_length and e.loss_mask.any() and not e.loss_mask[0] for e in examples
-    )
+    assert all(2 <= len(e.tokens) <= max_length and e.loss_mask.any() and not e.loss_mask[0] for e in examples)
     if truncate == "keep_end":
         assert counts.dropped == 0, "the end of a row is always learned"

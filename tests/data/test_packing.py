@@ -35,9 +35,7 @@ def unpack(batch):
         for segment in range(1, max(segments) + 1):
             slots = [t for t, s in enumerate(segments) if s == segment]
             assert slots == list(range(slots[0], slots[-1] + 1)), "a segment is contiguous"
-            assert batch["positions"][row][slots].tolist() == list(range(len(slots))), (
-                "positions restart at 0"
-            )
+            assert batch["positions"][row][slots].tolist() == list(range(len(slots))), "positions restart at 0"
             (example_id,) = set(batch["example_ids"][row][slots].tolist())
             tokens = batch["tokens"][row][slots].tolist()
             weights = batch["weights"][row][slots].tolist()

@@ -33,9 +33,7 @@ def test_both_forms_are_recognised_line_by_line(read):
     assert (text.prompt, text.completion) == ("2+2?", "4")
     # Only the completion is learned, not an answer that is part of the prompt.
     assert lists.messages == (USER, ANSWER, USER, ANSWER) and lists.first_trained == 3
-    assert (
-        left.messages == right.messages == (USER, ANSWER) and left.first_trained == right.first_trained == 1
-    )
+    assert left.messages == right.messages == (USER, ANSWER) and left.first_trained == right.first_trained == 1
     assert both.messages == (USER, ANSWER)
     assert [record.index for record in (chat, text, lists, left, right, both)] == list(range(6))
     assert text.as_chat() == ChatRecord(1, text.place, (USER, ANSWER), first_trained=1)

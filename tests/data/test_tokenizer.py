@@ -77,9 +77,7 @@ def test_exactly_one_bos_and_only_when_asked():
     bos = SPM.bos_id
     assert bos not in SPM.encode("Hello")
     assert SPM.encode("Hello", add_bos=True) == [bos, *SPM.encode("Hello")]
-    assert (
-        SPM.encode("<s>Hello", add_bos=True) == SPM.encode("<s>Hello") == [bos, *SPM.encode("<s>Hello")[1:]]
-    )
+    assert SPM.encode("<s>Hello", add_bos=True) == SPM.encode("<s>Hello") == [bos, *SPM.encode("<s>Hello")[1:]]
     assert SPM.encode("<s>Hello", add_bos=True).count(bos) == 1
     assert SPM.encode("", add_bos=True) == [bos]
     # This model has a BOS token but starts no text with it.
@@ -128,9 +126,7 @@ def test_lengths_are_never_cut_or_padded(folder):
 # ---- streaming
 
 tokenizers_and_ids = st.sampled_from([BPE, SPM]).flatmap(
-    lambda t: st.tuples(
-        st.just(t), st.lists(st.integers(0, t.vocab_size - 1) | st.integers(0, 300), max_size=40)
-    )
+    lambda t: st.tuples(st.just(t), st.lists(st.integers(0, t.vocab_size - 1) | st.integers(0, 300), max_size=40))
 )
 
 
@@ -177,9 +173,7 @@ def test_missing_and_broken_files_are_named(tmp_path, folder):
     with pytest.raises(InputError, match=r"has no tokenizer\.json; copy it"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(
-        InputError, match=r"has no tokenizer\.json; it has tokenizer\.model only.*save_pretrained"
-    ):
+    with pytest.raises(InputError, match=r"has no tokenizer\.json; it has tokenizer\.model only.*save_pretrained"):
         Tokenizer.from_folder(tmp_path)
     text = (folder / "tokenizer.json").read_bytes()
     for broken in (text[: len(text) // 2], b"{}", b"[1]", b"", b"\xff\xfe", b'{"model": {"type": "Magic"}}'):
@@ -219,9 +213,7 @@ def test_named_tokens_in_every_form(folder):
     special.write_text('{"pad_token": "<tool>", "bos_token": {"content": "<|im_start|>"}}')
     tokenizer = Tokenizer.from_folder(folder)
     assert (tokenizer.bos_id, tokenizer.pad_id) == (1, 3) and 3 in tokenizer.special_ids
-    edit(
-        config, added_tokens_decoder={"0": {"content": "<|endoftext|>", "special": True, "normalized": False}}
-    )
+    edit(config, added_tokens_decoder={"0": {"content": "<|endoftext|>", "special": True, "normalized": False}})
     assert Tokenizer.from_folder(folder).bos_id == 0
 
 
@@ -235,16 +227,10 @@ def test_tokens_that_only_the_configuration_has(folder):
         extra_special_tokens=["<more>"],
     )
     tokenizer = Tokenizer.from_folder(folder)
-    assert (
-        tokenizer.encode("<new><pad><more>")
-        == [size, size + 1, size + 2]
-        == sorted(tokenizer.special_ids)[-3:]
-    )
+    assert tokenizer.encode("<new><pad><more>") == [size, size + 1, size + 2] == sorted(tokenizer.special_ids)[-3:]
     assert (tokenizer.vocab_size, tokenizer.pad_id) == (size + 3, size + 1)
     edit(folder / "tokenizer_config.json", added_tokens_decoder={str(size + 7): token})
-    with pytest.raises(
-        InputError, match=rf"tokenizer_config.json: .*'<new>' the id {size + 7}, but .* at {size};"
-    ):
+    with pytest.raises(InputError, match=rf"tokenizer_config.json: .*'<new>' the id {size + 7}, but .* at {size};"):
         Tokenizer.from_folder(folder)
     edit(folder / "tokenizer_config.json", added_tokens_decoder={"x": token})
     with pytest.raises(InputError, match=r"tokenizer_config\.json: added_tokens_decoder is odd"):
@@ -293,9 +279,7 @@ def test_saving_named_templates_and_over_an_older_folder(folder):
 
 
 def with_template(source: str) -> Tokenizer:
-    return Tokenizer(
-        BPE.backend, {"eos_token": "<|endoftext|>", "bos_token": "<|im_start|>"}, {"default": source}
-    )
+    return Tokenizer(BPE.backend, {"eos_token": "<|endoftext|>", "bos_token": "<|im_start|>"}, {"default": source})
 
 
 def test_stop_ids_hold_eos_and_the_templates_terminator():
@@ -443,10 +427,7 @@ def test_what_a_template_may_use():
     assert render("{% for i in range(9) %}" + skip_and_stop + "{{ i }}{% endfor %}") == "02"
     assert render("  {% if true %}\nx\n  {% endif %}\ny") == "x\ny"
     assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
-    assert (
-        render("{% set a = 1 %}{% generation %}{{ a }}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}")
-        == "121"
-    )
+    assert render("{% set a = 1 %}{% generation %}{{ a }}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}") == "121"
     assert render("{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}") == "TrueTrueFalse"
     assert render("{{ x }}", variables={"x": 3}) == "3"
 

@@ -127,7 +127,7 @@ def test_the_cache_gives_what_a_whole_pass_gives(windows, steps):
         found.append(np.asarray(decoder.logits(hidden)))
         at += count
     np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=1e-4, atol=1e-4)
-    assert int(cache.index) == 9
+    assert int(cache.next_slot) == 9
 
 
 def test_the_cache_with_rows_of_different_length():

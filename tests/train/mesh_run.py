@@ -1,7 +1,8 @@
 """Trains a tiny model for two steps on a mesh of so many devices, and prints what it measured.
 
 Usage: mesh_run.py DEVICES full|lora. Prints a list, one entry a mesh, of [loss, gradient norm] of each step and
-[loss, tokens] of the evaluation. Run by test_invariance.py in processes of their own: the device count is fixed at start.
+[loss, tokens] of the evaluation. Run by test_invariance.py in processes of their own: the device count is fixed at
+start.
 """
 
 import json

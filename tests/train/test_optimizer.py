@@ -47,9 +47,7 @@ def draw(seed: int, growth: float = 1.0) -> Arrays:
     """One array for each of the single leaves; a layer is `growth` times as large as the one below."""
     rng = np.random.default_rng(seed)
     shapes = {f"layers.{i}.{rest}": shape for i in range(LAYERS) for rest, (shape, _) in BLOCK.items()}
-    arrays = {
-        name: growth ** int(name.split(".")[1]) * rng.normal(size=shape) for name, shape in shapes.items()
-    }
+    arrays = {name: growth ** int(name.split(".")[1]) * rng.normal(size=shape) for name, shape in shapes.items()}
     return arrays | {name: rng.normal(size=shape) for name, (shape, _) in REST.items()}
 
 
@@ -142,9 +140,7 @@ def test_a_layer_with_small_gradients_is_not_dwarfed_by_its_stack(name: str):
 # Each optimizer against NumPy in float64
 
 
-def adamw_steps(
-    p: np.ndarray, grads: list[np.ndarray], b1: float, b2: float, eps: float, wd: float
-) -> np.ndarray:
+def adamw_steps(p: np.ndarray, grads: list[np.ndarray], b1: float, b2: float, eps: float, wd: float) -> np.ndarray:
     m = v = np.zeros_like(p)
     for t, g in enumerate(grads, start=1):
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
@@ -227,9 +223,7 @@ def test_muon_steps_have_singular_values_near_one(shape: tuple[int, int]):
     grad, zeros = (u * np.linspace(0.1, 3, min(shape))) @ vt, np.zeros(shape)
     optimizer = build({"w": leaf}, {"w": zeros}, name="muon", muon_scale="shape", weight_decay=0.0)
     step = -np.asarray(run(optimizer, {"w": zeros}, [{"w": grad}])["w"]) / LR
-    inner = (
-        u.T @ step @ vt.T / np.sqrt(max(1, shape[1] / shape[0]))
-    )  # diagonal: the gradient's own directions
+    inner = u.T @ step @ vt.T / np.sqrt(max(1, shape[1] / shape[0]))  # diagonal: the gradient's own directions
     assert np.diag(inner).min() > 0.65 and np.diag(inner).max() < 1.25
     np.testing.assert_allclose(inner, np.diag(np.diag(inner)), atol=1e-4)
 
@@ -303,9 +297,7 @@ def test_groups_scale_rate_and_decay_of_single_layers():
     expected = params[key] - LR * scale[:, None, None] * (grads[key] + decay[:, None, None] * params[key])
     np.testing.assert_allclose(after[key], expected, rtol=0, atol=1e-6)
     # no_decay stands above a group's weight_decay
-    np.testing.assert_allclose(
-        after[norm], params[norm] - LR * scale[:, None] * grads[norm], rtol=0, atol=1e-6
-    )
+    np.testing.assert_allclose(after[norm], params[norm] - LR * scale[:, None] * grads[norm], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

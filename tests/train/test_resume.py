@@ -88,7 +88,7 @@ def test_resume_refuses_other_data(saved: Path, data: Path, tmp_path: Path) -> N
     trainer.train(data)
     data.write_text(data.read_text().replace("+", "-"))
     again = Trainer(fresh(saved, "lora"), None, OPTIONS, out=out)
-    with pytest.raises(InputError, match="data was .* at the checkpoint"):
+    with pytest.raises(InputError, match=r"data was .* at the checkpoint"):
         again.train(data, resume=True)
 
 
