@@ -42,16 +42,22 @@ class SftConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    loss: Literal["cross_entropy", "dft"] = "cross_entropy"
-    z_loss: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    loss: Literal["cross_entropy", "dft"] = Field(
+        default="cross_entropy", description="dft weighs each token by its own probability (arXiv 2508.05629)."
+    )
+    z_loss: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Coefficient of logsumexp squared.")
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="Share of the uniform distribution.")
 
 
 class Recipe(TrainerConfig):
     """Everything a command can be told."""
 
-    model: str | None = None
-    dtype: Literal["float32", "bfloat16"] | None = None
+    model: str | None = Field(
+        default=None, description="Built-in name, Hugging Face or PEFT folder, .gguf, run directory, or Hub id."
+    )
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None, description="Of weights and activations; null: float32 on a CPU, bfloat16 elsewhere."
+    )
     adapter: LoraConfig = Field(default_factory=LoraConfig)
     sft: SftConfig = Field(default_factory=SftConfig)
     data: RecipeData = Field(default_factory=RecipeData)

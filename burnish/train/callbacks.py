@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.encode import EncodeCounts, Encoded
-from burnish.train.run_folder import RunFolder
+from burnish.train.run_folder import TENSORBOARD, RunFolder
 
 if TYPE_CHECKING:
     from burnish.train.trainer import TrainResult
@@ -77,7 +77,7 @@ class TensorBoard(Callback):
     def __init__(self, run: Path) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(run / "tensorboard"), write_to_disk=True)
+        self._writer = SummaryWriter(str(run / TENSORBOARD), write_to_disk=True)
 
     def on_step(self, entry: Mapping[str, float]) -> None:
         for name, value in entry.items():

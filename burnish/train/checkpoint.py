@@ -17,9 +17,8 @@ from jax.sharding import PartitionSpec as P
 from burnish.errors import InputError
 from burnish.models.paths import Leaf
 from burnish.train.optimizer import OptimizerState
+from burnish.train.run_folder import CHECKPOINTS
 from burnish.train.step import StepState
-
-FOLDER = "checkpoints"
 
 
 class Restored(NamedTuple):
@@ -34,7 +33,7 @@ class Checkpoints:
 
     def __init__(self, run: Path, keep: int | None) -> None:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        self._manager = ocp.CheckpointManager((run / FOLDER).absolute(), options=options)
+        self._manager = ocp.CheckpointManager((run / CHECKPOINTS).absolute(), options=options)
 
     def latest_step(self) -> int | None:
         """The newest whole checkpoint's step; None when there is none."""

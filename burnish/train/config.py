@@ -12,29 +12,33 @@ from burnish.train.optimizer_config import OptimizerConfig
 
 
 class TrainConfig(BaseModel):
-    """Length, batch and bookkeeping of a run.
-
-    steps or epochs say how long (one epoch when neither is given; steps win). batch_size counts rows of an optimizer
-    step over all devices; accumulation cuts it in so many micro-batches (None: 4, or the most that divides it).
-    trainable lists selectors of what is trained; empty means the adapters where there are any, else everything.
-    remat computes each block again in the backward pass: less memory, more time. seed fixes fresh adapters and dropout;
-    None draws one and records it.
-    """
+    """Length, batch and bookkeeping of a run."""
 
     model_config = ConfigDict(extra="forbid")
 
-    steps: int | None = Field(default=None, ge=1)
-    epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    batch_size: int = Field(default=8, ge=1)
-    accumulation: int | None = Field(default=None, ge=1)
-    trainable: list[str] = Field(default_factory=list)
-    remat: bool = False
-    seed: int | None = Field(default=0, ge=0, lt=2**31)
-    log_every: int = Field(default=1, ge=1)
-    eval_every: int | None = Field(default=None, ge=1)
-    save_every: int = Field(default=1000, ge=1)
-    keep: int = Field(default=2, ge=1)
-    tensorboard: bool = True
+    steps: int | None = Field(default=None, ge=1, description="Optimizer steps; they win over epochs.")
+    epochs: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="Passes over the data; 1 where steps are not given either."
+    )
+    batch_size: int = Field(default=8, ge=1, description="Rows of an optimizer step, over all devices.")
+    accumulation: int | None = Field(
+        default=None, ge=1, description="Micro-batches a step is cut in; null: the most up to 4 that divide it."
+    )
+    trainable: list[str] = Field(
+        default_factory=list,
+        description="Selectors of what is trained; empty: the adapters where there are any, else everything.",
+    )
+    remat: bool = Field(
+        default=False, description="Compute each block again in the backward pass: less memory, more time."
+    )
+    seed: int | None = Field(
+        default=0, ge=0, lt=2**31, description="Fixes fresh adapters and dropout; null draws one and records it."
+    )
+    log_every: int = Field(default=1, ge=1, description="Steps between lines of `metrics.jsonl`.")
+    eval_every: int | None = Field(default=None, ge=1, description="Steps between evaluations; null: at the end alone.")
+    save_every: int = Field(default=1000, ge=1, description="Steps between checkpoints; the last step is always saved.")
+    keep: int = Field(default=2, ge=1, description="Checkpoints kept.")
+    tensorboard: bool = Field(default=True, description="Write TensorBoard scalars, too.")
 
     def with_seed(self) -> "TrainConfig":
         """The same, with a seed drawn where there was none."""

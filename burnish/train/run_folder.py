@@ -6,6 +6,7 @@
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +16,7 @@ import yaml
 from burnish.errors import InputError
 
 CONFIG, METRICS, LOCK = "config.yaml", "metrics.jsonl", ".lock"
+CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
 
 
 class RunFolder:
@@ -74,6 +76,18 @@ class RunFolder:
     def close(self) -> None:
         """Lets other runs in."""
         self._lock.close()
+
+    def discard_if_bare(self) -> None:
+        """Takes the directory away when nothing was logged or saved in it: a run that never began leaves nothing."""
+        checkpoints = self.path / CHECKPOINTS
+        if (self.path / METRICS).exists() or (checkpoints.is_dir() and any(checkpoints.iterdir())):
+            return
+        for part in (checkpoints, self.path / TENSORBOARD):
+            shutil.rmtree(part, ignore_errors=True)
+        for name in (CONFIG, LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
 
 
 def check_new(path: Path) -> None:

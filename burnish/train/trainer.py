@@ -82,14 +82,18 @@ class Trainer:
         )
         self.config = _resolve(given, model)
         self.out = Path(out) if out is not None else None
-        self.recipe = {
-            **self.config.model_dump(mode="json"),
-            "model": model.origin.source,
-            "adapter": model.adapter.model_dump() if model.adapter else {"kind": "none"},
-        }
         self.mesh = make_mesh(self.config.mesh)
         self.callbacks: list[Callback] = list(callbacks)
         self.stopping = False
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Everything the run is told, resolved: what `config.yaml` holds."""
+        return {
+            **self.config.model_dump(mode="json"),
+            "model": self.model.origin.source,
+            "adapter": self.model.adapter.model_dump() if self.model.adapter else {"kind": "none"},
+        }
 
     def stop(self) -> None:
         """Asks the loop to end after the step it is in, with a checkpoint."""
@@ -110,10 +114,14 @@ class Trainer:
 
         Raises InputError for bad data, sizes that do not fit, and a loss that is not finite.
         """
+        if epochs is not None:
+            length = {"epochs": epochs, "steps": None}
+            train = build_config(TrainConfig, {**self.config.train.model_dump(), **length}, place="train")
+            self.config = self.config.model_copy(update={"train": train})
         started, config, module = time.perf_counter(), self.config, self.model.module
         train_set, eval_set = load_split(dataset, eval_dataset, self.model.require_tokenizer(), config.data)
         batches = TrainBatches(train_set.encoded, config.train.batch_size, config.data)
-        total = _total_steps(batches, config.train, epochs)
+        total = _total_steps(batches, config.train)
         shards = batch_shards(self.mesh)
         cut = _micro_batches(config.train, shards)
 
@@ -202,7 +210,10 @@ class Trainer:
                 raise InputError("resume needs the run directory; give Trainer out=")
             return None
         run = RunFolder.reopen(self.out) if resume else RunFolder.create(self.out, self.recipe)
-        return stack.enter_context(closing(run))
+        stack.enter_context(closing(run))
+        if not resume:
+            stack.callback(run.discard_if_bare)
+        return run
 
     def _trackers(self, run: RunFolder | None) -> list[Callback]:
         if run is None:
@@ -231,11 +242,11 @@ def _resolve(config: TrainerConfig, model: ModelWrapper) -> TrainerConfig:
     return config.model_copy(update={"train": train, "optimizer": optimizer, "data": data})
 
 
-def _total_steps(batches: TrainBatches, config: TrainConfig, epochs: float | None) -> int:
+def _total_steps(batches: TrainBatches, config: TrainConfig) -> int:
     """Steps of the run: the config's, or those of so many epochs (packing makes epochs differ by a step or so)."""
-    if config.steps is not None and epochs is None:
+    if config.steps is not None:
         return config.steps
-    whole, part = divmod(epochs or config.epochs or 1.0, 1)
+    whole, part = divmod(config.epochs or 1.0, 1)
     steps = sum(batches.steps_per_epoch(epoch) for epoch in range(int(whole)))
     return steps + math.ceil(part * batches.steps_per_epoch(int(whole))) if part else steps
 
