@@ -21,8 +21,9 @@ def main(out: Path) -> None:
     config = {"lr": 2e-3, "batch_size": 2, "max_length": 96, "holdout": 0.0, "steps": 8}
     result = bn.Trainer(model, bn.SFT(), config, out=out / "run").train(ROWS)
     print(f"loss {result.metrics['loss']:.3f} after {result.steps} steps")
-    [answer] = bn.generate(model, [[{"role": "user", "content": "Who are you?"}]], {"temperature": 0.0, "max_tokens":
-    16}) print(answer.text)
+    question = [{"role": "user", "content": "Who are you?"}]
+    [answer] = bn.generate(model, [question], {"temperature": 0.0, "max_tokens": 16})
+    print(answer.text)
     print("written to", model.save(out / "hf"))
 
 

@@ -30,7 +30,7 @@ def main(folder: str) -> float:
     for sentence in model.features.missing():
         print("note:", sentence)
     rows = [{"prompt": f"{n}?", "completion": f"{n}!"} for n in range(20)]
-    trainer = bn.Trainer(model, bn.SFT(), {"lr": 1e-2, "batch_size": 4, "max_length": 32, "steps": 20})
+    trainer = bn.Trainer(model, bn.SFT(), {"lr": 1e-2, "batch_size": 4, "max_length": 32, "steps": 60})
     print(f"loss {trainer.train(rows).metrics['loss']:.3f}")
     return trainer.evaluate(rows)["eval_loss"]
 

@@ -58,6 +58,7 @@ def test_readme(tmp_path) -> None:
     for said in ("Paris", "⟦", "before:", "after:", "perplexity", "written to out/cat"):
         assert said in done.stdout, done.stdout
     [python] = blocks("python")
-    done = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, env=environment(), capture_output=True,
-    text=True) assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", python]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "plus-one" / "config.json").exists()

@@ -100,6 +100,9 @@ class Narrator(Callback):
         self._total = plan.total
         say("[bold]Recipe[/bold]")
         for name, section in plan.recipe.items():
+            unused = section is None or (name == "task" and section["name"] is None)
+            if unused:
+                continue
             say(f"  {name:<10}", Text(_section(section)))
         say("[bold]Plan[/bold]")
         say(f"  parameters {count(plan.parameters)}, trained {count(plan.trainable)}", end="")

@@ -27,6 +27,8 @@ TEMPLATE = (
 DEVICES, KIND = int(sys.argv[1]), sys.argv[2]
 MESHES = [{"data": 8}, {"data": 2, "fsdp": 4}, {"fsdp": 8}] if DEVICES == 8 else [{}]
 jax.config.update("jax_num_cpu_devices", DEVICES)
+# Eight devices share a few threads: two programs at once, each waiting in a collective for the other, never end.
+jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 class Keep(Callback):

@@ -41,7 +41,7 @@ def compile_step(config: ModelConfig, rank: int | None, rows: int, length: int):
     state = StepState(params, jax.eval_shape(optimizer.init, params))
     integers = jax.ShapeDtypeStruct((1, rows, length), jnp.int32)
     names = ("tokens", "targets", "segment_ids", "positions", "example_ids")
-    batch = {name: integers for name in names} | {"weights": jax.ShapeDtypeStruct((1, rows, length), jnp.float32)}
+    batch = dict.fromkeys(names, integers) | {"weights": jax.ShapeDtypeStruct((1, rows, length), jnp.float32)}
     step = jax.jit(functools.partial(train_step, parts, SFT(), optimizer, 1), donate_argnums=0)
     compiled = step.lower(state, frozen, batch, jax.eval_shape(lambda: jax.random.key(0))).compile()
     gradients = sum(array.size * 4 for array in params.values())
@@ -57,8 +57,8 @@ def test_the_step_never_holds_the_logits(rank: int | None) -> None:
 
 @pytest.mark.slow
 def test_adapters_need_a_tenth_of_the_trainable_state() -> None:
-    """Gradients, optimizer and trained parameters: the state that the step updates in place, and one set of
-    gradients.""" adapters, adapter_gradients = compile_step(SMOLLM2, 16, rows=1, length=64)
+    """Trainable state: what the step updates in place (parameters, optimizer), and one set of gradients."""
+    adapters, adapter_gradients = compile_step(SMOLLM2, 16, rows=1, length=64)
     full, full_gradients = compile_step(SMOLLM2, None, rows=1, length=64)
     state = adapters.alias_size_in_bytes + adapter_gradients
     assert state > 3 * adapter_gradients  # parameters and two moments are updated in place

@@ -106,9 +106,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(make_tiny, t
     model.add_lora(rank=2)
     with pytest.raises(InputError, match=r"step 1: loss is nan; lower optimizer.lr"):
         Trainer(model, None, SHORT, out=tmp_path / "run").train(ROWS)
-    assert not any((tmp_path / "run" / "checkpoints").iterdir())
-    with pytest.raises(InputError, match="no checkpoint yet"):
-        bn.load(tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # nothing was made, so nothing is left
 
 
 def test_two_runs_cannot_write_one_folder(make_tiny, tmp_path: Path) -> None:
