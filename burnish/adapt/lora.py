@@ -14,7 +14,7 @@ A second adapter on the same layer makes the first part of the frozen policy: bo
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -118,12 +118,14 @@ def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> tuple[Lo
     if "head" in chosen and (config.dropout > 0 or decoder.dtype != jnp.float32):
         raise InputError("adapter.targets: an adapter on the head needs a float32 model and adapter.dropout=0")
     rank = config.rank or default_rank(sum(variable[...].size for _, variable in leaves(decoder).values()))
-    config = config.model_copy(update={"rank": rank, "alpha": config.alpha or 2.0 * rank})
+    alpha = config.alpha or 2.0 * rank
+    config = config.model_copy(update={"rank": rank, "alpha": alpha})
     _check_rank(decoder, chosen, rank)
-    _split_partial_runs(decoder, chosen)
+    split_runs(decoder, lambda layer: of_layer(chosen, layer))
+    scale = alpha / (math.sqrt(rank) if config.rslora else rank)
     for linear, group in linears(decoder).values():
         if group[0] in chosen:
-            _attach(linear, group, rank, config, seed)
+            attach(linear, group, *_fresh(linear, group, rank, seed), scale=scale, dropout=config.dropout)
     return config, sorted(chosen)
 
 
@@ -139,41 +141,51 @@ def _check_rank(decoder: Decoder, chosen: set[str], rank: int) -> None:
             )
 
 
-def _attach(linear: Linear, names: tuple[str, ...], rank: int, config: LoraConfig, seed: int) -> None:
-    kernel = linear.kernel
-    n_in, n_out = kernel.shape[-2:]
+def _fresh(linear: Linear, names: tuple[str, ...], rank: int, seed: int) -> tuple[jax.Array, jax.Array]:
+    """A and B of new adapters, one for each name: [layers, in, rank], [layers, rank, out]."""
+    n_in, n_out = linear.kernel.shape[-2:]
     keys = [jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())) for name in names]
     bound = 1 / math.sqrt(n_in)
     a = jnp.stack([jax.random.uniform(key, (n_in, rank), jnp.float32, -bound, bound) for key in keys])
-    b = jnp.zeros((len(names), rank, n_out), jnp.float32)
-    stacked = kernel.ndim == 3
+    return a, jnp.zeros((len(names), rank, n_out), jnp.float32)
+
+
+def attach(
+    linear: Linear, names: tuple[str, ...], a: jax.Array, b: jax.Array, *, scale: float, dropout: float = 0.0
+) -> None:
+    """Puts an adapter on a linear layer, or on a stack of them that the names are those of.
+
+    a [layers, in, rank], b [layers, rank, out]; one layer for a layer that is not stacked.
+    """
+    stacked = linear.kernel.ndim == 3
     lead = ("layers",) if stacked else ()
-    in_axis, out_axis = kernel.get_metadata("axes")[-2:]
-    alpha = config.alpha or 2.0 * rank
+    in_axis, out_axis = linear.kernel.get_metadata("axes")[-2:]
+    within_block = names[0].partition(".")[2].partition(".")[2]
     linear.adapters.append(
         LoRA(
             nnx.LoRAParam(a if stacked else a[0], axes=(*lead, in_axis, "rank")),
             nnx.LoRAParam(b if stacked else b[0], axes=(*lead, "rank", out_axis)),
-            scale=alpha / (math.sqrt(rank) if config.rslora else rank),
-            dropout=config.dropout,
-            tag=zlib.crc32(names[0].partition(".")[2].partition(".")[2].encode()),
+            scale=scale,
+            dropout=dropout,
+            tag=zlib.crc32(within_block.encode()),
         )
     )
 
 
-def _split_partial_runs(decoder: Decoder, chosen: set[str]) -> None:
-    """Cuts runs where adapters go on some of their repeats only: blocks of one structure stay together."""
-
-    def covered(run: Run, offset: int, index: int) -> frozenset[str]:
-        prefix = f"layers.{run.layers(offset)[index]}."
-        return frozenset(name.removeprefix(prefix) for name in chosen if name.startswith(prefix))
-
+def split_runs(decoder: Decoder, key: Callable[[int], Hashable]) -> None:
+    """Cuts runs where layers that share a stack are to differ: layers of unlike keys stand apart, others together."""
     runs: list[Run] = []
     for run in decoder.runs:
-        keys = [covered(run, i % run.period, i // run.period) for i in range(run.period * run.repeats)]
+        keys = [key(run.start + i) for i in range(run.period * run.repeats)]
         uniform = all(keys[i] == keys[i % run.period] for i in range(len(keys)))
         runs += [run] if uniform else split_run(run, keys)
     decoder.runs = nnx.List(runs)
+
+
+def of_layer(names: Iterable[str], layer: int) -> frozenset[str]:
+    """The names that lie in a layer, without its number: {"attn.q_proj", ...}."""
+    prefix = f"layers.{layer}."
+    return frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
 class Merged(NamedTuple):

@@ -10,9 +10,8 @@ The layer there computes y = W x + (alpha / rank) B A x, with alpha / sqrt(rank)
 import math
 import os
 import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +19,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from safetensors import SafetensorError, safe_open
 
-from burnish.adapt.lora import LoRA
+from burnish.adapt.lora import LoRA, attach, of_layer, split_runs
 from burnish.convert.families import Family
 from burnish.convert.hf import read_json
 from burnish.convert.hf_out import family_named, file_name, layer_array, write_json
@@ -32,8 +30,7 @@ from burnish.convert.safetensors_out import TensorOut, write_safetensors
 from burnish.data.tokenizer import Tokenizer
 from burnish.errors import InputError
 from burnish.files import whole_folder
-from burnish.models.decoder import Decoder, Run, split_run
-from burnish.models.layers import Linear
+from burnish.models.decoder import Decoder
 from burnish.models.paths import linears
 from burnish.wrapper import ModelWrapper
 
@@ -182,10 +179,14 @@ def load_peft(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Mode
     adapters = _read_adapters(path, config, decoder, family_named(decoder.config.family))
     if "head" in adapters and decoder.dtype != jnp.float32:
         raise InputError(f"{place}: an adapter on lm_head needs a float32 model; load it with dtype float32")
-    _split_where_different(decoder, adapters)
+    # Layers share a stack where their adapters agree in place, rank and scale.
+    kinds = [f"{name} {adapter.rank} {adapter.scale!r}" for name, adapter in adapters.items()]
+    split_runs(decoder, lambda layer: of_layer(kinds, layer))
     for linear, names in linears(decoder).values():
         if names[0] in adapters:
-            _attach(linear, names, adapters, float(config.get("lora_dropout") or 0.0))
+            parts = [adapters[name] for name in names]
+            a, b = jnp.stack([part.a for part in parts]), jnp.stack([part.b for part in parts])
+            attach(linear, names, a, b, scale=parts[0].scale, dropout=float(config.get("lora_dropout") or 0.0))
     tokenizer = Tokenizer.from_folder(path) if (path / "tokenizer.json").exists() else model.tokenizer
     # The base stays what it was: saved again, the adapters are relative to it.
     return ModelWrapper(decoder, tokenizer, replace(model.origin, source=str(path.resolve())))
@@ -326,40 +327,3 @@ def _pattern(config: Mapping[str, Any], key: str, module: str, default: Any, pla
         needed = "a rank of 1 or more" if whole else "a number"
         raise InputError(f"{place}: {key} of {module} is {value!r}; {needed} is needed")
     return value
-
-
-def _split_where_different(decoder: Decoder, adapters: Mapping[str, Adapter]) -> None:
-    """Cuts runs so that layers share a stack only where their adapters agree in place, rank and scale."""
-
-    def kind(layer: int) -> Hashable:
-        prefix = f"layers.{layer}."
-        return frozenset(
-            (name.removeprefix(prefix), adapter.rank, adapter.scale)
-            for name, adapter in adapters.items()
-            if name.startswith(prefix)
-        )
-
-    runs: list[Run] = []
-    for run in decoder.runs:
-        keys = [kind(run.start + i) for i in range(run.period * run.repeats)]
-        uniform = all(keys[i] == keys[i % run.period] for i in range(len(keys)))
-        runs += [run] if uniform else split_run(run, keys)
-    decoder.runs = nnx.List(runs)
-
-
-def _attach(linear: Linear, names: tuple[str, ...], adapters: Mapping[str, Adapter], dropout: float) -> None:
-    parts = [adapters[name] for name in names]
-    stacked = linear.kernel[...].ndim == 3
-    a = jnp.asarray(np.stack([part.a for part in parts]) if stacked else parts[0].a)
-    b = jnp.asarray(np.stack([part.b for part in parts]) if stacked else parts[0].b)
-    lead = ("layers",) if stacked else ()
-    in_axis, out_axis = linear.kernel.get_metadata("axes")[-2:]
-    linear.adapters.append(
-        LoRA(
-            nnx.LoRAParam(a, axes=(*lead, in_axis, "rank")),
-            nnx.LoRAParam(b, axes=(*lead, "rank", out_axis)),
-            scale=parts[0].scale,
-            dropout=dropout,
-            tag=zlib.crc32(names[0].partition(".")[2].partition(".")[2].encode()),  # as a fresh adapter has it
-        )
-    )
