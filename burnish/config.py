@@ -15,7 +15,7 @@ def build_config(schema: type[Section], values: Mapping[str, Any], *, place: str
     """Validates a mapping against a schema.
 
     Raises InputError for the first thing wrong: an unknown key (with the nearest known one), or a value out of range.
-    `place` is put before the key ("adapter" gives "adapter.rank").
+    `place` is put before the key: "adapter" gives "adapter.rank", "a.yaml: " gives "a.yaml: rank".
     """
     try:
         return schema.model_validate(values)
@@ -26,7 +26,9 @@ def build_config(schema: type[Section], values: Mapping[str, Any], *, place: str
 def _explain(schema: type[BaseModel], error: ValidationError, place: str) -> str:
     first = error.errors()[0]
     location = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
-    key = ".".join([place, *location] if place else location)
+    key = ".".join(location)
+    if place:
+        key = f"{place}{key}" if place.endswith(" ") else f"{place}.{key}"
     if first["type"] == "extra_forbidden":
         section = _section_at(schema, location[:-1])
         names = _names_under(section)

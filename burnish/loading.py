@@ -15,6 +15,7 @@ from burnish.data.tokenizer import Tokenizer
 from burnish.errors import InputError
 from burnish.wrapper import ModelWrapper, Origin
 
+RUN_CONFIG = "config.yaml"  # what marks a run directory (`burnish.train.run_folder`)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -25,12 +26,12 @@ def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
     directory, or the id of a model on the Hub (`org/name`). dtype: of parameters and activations; by default float32 on
     a CPU and bfloat16 elsewhere. Raises InputError when the source is none of these or is broken.
     """
-    dtype = jnp.dtype(dtype) if dtype is not None else default_dtype()
+    dtype = _float_dtype(dtype) if dtype is not None else default_dtype()
     path = locate(source)
     name = str(path.resolve()) if Path(source).expanduser().exists() else str(source)
     if path.suffix == ".gguf":
         return _load_gguf(name, path, dtype)
-    if (path / "checkpoints").is_dir():
+    if (path / RUN_CONFIG).exists():
         from burnish.train.runs import load_run
 
         return load_run(path, load, dtype)
@@ -39,6 +40,16 @@ def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
 
         return load_peft(path, load, dtype)
     return _load_hf(name, path, dtype)
+
+
+def _float_dtype(dtype: Any) -> Any:
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
+        raise InputError(f"dtype: {dtype!r} is none that models are kept in; use float32 or bfloat16")
+    return found
 
 
 def default_dtype() -> Any:
@@ -52,7 +63,7 @@ def locate(source: str | Path) -> Path:
     if path.is_file():
         return path if path.suffix == ".gguf" else _refuse(path)
     if path.is_dir():
-        known = (CONFIG, "adapter_config.json", "checkpoints")
+        known = (CONFIG, "adapter_config.json", RUN_CONFIG)
         return path if any((path / part).exists() for part in known) else _refuse(path)
     if name in BUILT_IN:
         if not cached_model(name).exists():

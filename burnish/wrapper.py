@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen, nnx
 
 from burnish.adapt.config import LoraConfig
@@ -16,6 +17,8 @@ from burnish.errors import InputError
 from burnish.models.decoder import Decoder
 from burnish.models.language_model import Features, features_of
 from burnish.models.linen import LinenModel
+from burnish.models.parts import generation_of
+from burnish.models.paths import leaves
 
 if TYPE_CHECKING:
     from burnish.data.tokenizer import Tokenizer
@@ -66,6 +69,8 @@ class ModelWrapper:
         *,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
+        if variables is not None and not isinstance(module, linen.Module):
+            raise InputError("variables: an NNX module holds its own; give them with Linen modules alone")
         self.module: nnx.Module = LinenModel(module, variables) if isinstance(module, linen.Module) else module
         if not isinstance(self.module, nnx.Module):
             raise InputError(f"{type(module).__name__} is neither an NNX nor a Linen module")
@@ -93,6 +98,11 @@ class ModelWrapper:
             )
         return self.module
 
+    @property
+    def context(self) -> int | None:
+        """The longest text the model takes, in tokens; None where that is not known."""
+        return self.module.config.max_length if isinstance(self.module, Decoder) else None
+
     def require_tokenizer(self) -> "Tokenizer":
         """The tokenizer; InputError when the model was wrapped without one."""
         if self.tokenizer is None:
@@ -107,7 +117,7 @@ class ModelWrapper:
     @property
     def adapted(self) -> bool:
         """Whether adapters are on."""
-        return bool(jax.tree.leaves(nnx.state(self.module, nnx.LoRAParam)))
+        return any(generation_of(variable) is not None for _, variable in leaves(self.module).values())
 
     def add_lora(
         self, rank: int | None = None, alpha: float | None = None, *, seed: int = 0, **options: Any
@@ -126,9 +136,11 @@ class ModelWrapper:
         """
         if adapter.kind == "none":
             if self.adapted:
-                self.merge_lora()
+                merge_lora(self.decoder, jnp.float32)  # as the masters are that will be trained
             self.adapter = None
             return []
+        if self.adapter is not None:
+            raise InputError("the model has an untrained adapter on already; train it, or load the model again")
         self.adapter, names = add_lora(self.decoder, adapter, seed=seed)
         return names
 
@@ -140,6 +152,7 @@ class ModelWrapper:
 
     def merge_lora(self) -> Merged:
         """Adds the adapters into the kernels; what it returns undoes it (`unmerge_lora`)."""
+        self.adapter = None
         return merge_lora(self.decoder)
 
     def unmerge_lora(self, merged: Merged) -> None:

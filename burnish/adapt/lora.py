@@ -15,7 +15,7 @@ A second adapter on the same layer makes the first part of the frozen policy: bo
 import math
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from burnish.adapt.config import LoraConfig, default_rank
 from burnish.errors import InputError
 from burnish.models.decoder import Decoder, Run, split_run
 from burnish.models.layers import DropoutKeys, Linear
+from burnish.models.parts import generation_of
 from burnish.models.paths import leaves, linears, select
 
 
@@ -43,11 +44,12 @@ class LoRA(nnx.Module):
     ) -> jax.Array:
         """x [batch, length, in] through W [in, out], the earlier (frozen) adapters and this one."""
         dropping = self.dropout > 0 and dropout is not None
-        if x.dtype == jnp.float32 and not dropping:
+        if x.dtype == jnp.float32 and not dropping and jax.default_backend() == "cpu":
             for adapter in earlier:
                 kernel = kernel + adapter.delta()
             return merged_matmul(x, kernel, self.a[...], self.b[...], self.scale)
-        # In bfloat16, W + s A B would round a small adapter away: it runs beside W instead.
+        # In bfloat16, W + s A B would round a small adapter away (and accelerators multiply float32 with fewer digits,
+        # by default): it runs beside W instead.
         y = x @ kernel
         for adapter in earlier:
             y = y + adapter.beside(x)
@@ -123,9 +125,19 @@ def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> tuple[Lo
     _check_rank(decoder, chosen, rank)
     split_runs(decoder, lambda layer: of_layer(chosen, layer))
     scale = alpha / (math.sqrt(rank) if config.rslora else rank)
+    generation = next_generation(decoder)
     for linear, group in linears(decoder).values():
+        for older in linear.adapters:
+            older.dropout = 0.0  # it is frozen from here on
         if group[0] in chosen:
-            attach(linear, group, *_fresh(linear, group, rank, seed), scale=scale, dropout=config.dropout)
+            attach(
+                linear,
+                group,
+                *_fresh(linear, group, rank, seed),
+                scale=scale,
+                dropout=config.dropout,
+                generation=generation,
+            )
     return config, sorted(chosen)
 
 
@@ -150,12 +162,26 @@ def _fresh(linear: Linear, names: tuple[str, ...], rank: int, seed: int) -> tupl
     return a, jnp.zeros((len(names), rank, n_out), jnp.float32)
 
 
+def next_generation(decoder: Decoder) -> int:
+    """The number of the adapters that are put on next."""
+    numbers = [generation_of(variable) for _, variable in leaves(decoder).values()]
+    return 1 + max((number for number in numbers if number is not None), default=-1)
+
+
 def attach(
-    linear: Linear, names: tuple[str, ...], a: jax.Array, b: jax.Array, *, scale: float, dropout: float = 0.0
+    linear: Linear,
+    names: tuple[str, ...],
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    generation: int = 0,
 ) -> None:
     """Puts an adapter on a linear layer, or on a stack of them that the names are those of.
 
-    a [layers, in, rank], b [layers, rank, out]; one layer for a layer that is not stacked.
+    a [layers, in, rank], b [layers, rank, out]; one layer for a layer that is not stacked. Adapters put on together are
+    of one generation; the newest generation is the one that is trained (`burnish.models.parts`).
     """
     stacked = linear.kernel.ndim == 3
     lead = ("layers",) if stacked else ()
@@ -163,8 +189,8 @@ def attach(
     within_block = names[0].partition(".")[2].partition(".")[2]
     linear.adapters.append(
         LoRA(
-            nnx.LoRAParam(a if stacked else a[0], axes=(*lead, in_axis, "rank")),
-            nnx.LoRAParam(b if stacked else b[0], axes=(*lead, "rank", out_axis)),
+            nnx.LoRAParam(a if stacked else a[0], axes=(*lead, in_axis, "rank"), generation=generation),
+            nnx.LoRAParam(b if stacked else b[0], axes=(*lead, "rank", out_axis), generation=generation),
             scale=scale,
             dropout=dropout,
             tag=zlib.crc32(within_block.encode()),
@@ -194,8 +220,10 @@ class Merged(NamedTuple):
     layers: dict[str, tuple[jax.Array, list[LoRA]]]
 
 
-def merge_lora(decoder: Decoder) -> Merged:
+def merge_lora(decoder: Decoder, dtype: Any = None) -> Merged:
     """Adds every adapter to its kernel and takes the adapters off, in place.
+
+    dtype: of the merged kernels, their own where it is None; bfloat16 swallows small adapters.
 
     What comes back undoes it exactly (`unmerge_lora`); drop it to free the memory of the kernels it holds.
     """
@@ -203,7 +231,7 @@ def merge_lora(decoder: Decoder) -> Merged:
     for key, (linear, _) in linears(decoder).items():
         if len(linear.adapters):
             replaced[key] = (linear.kernel[...], list(linear.adapters))
-            linear.kernel.set_value(linear.effective_kernel())
+            linear.kernel.set_value(linear.effective_kernel(dtype))
             linear.adapters = nnx.List([])
     return Merged(replaced)
 

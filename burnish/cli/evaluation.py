@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.cli.recipe import Recipe, read_words, recipe_of_run
+from burnish.cli.recipe import Recipe, RecipeData, RecipeTask, read_words, recipe_of_run
 from burnish.cli.report import count, data_line, make_console, progress_line
 from burnish.data.tasks import Task
 from burnish.errors import InputError
@@ -20,8 +20,7 @@ def evaluate_model(words: Sequence[str], options: dict[str, Any], as_json: bool)
     recipe = read_words(words, options)
     if recipe.model is None:
         raise InputError("model: not given; add --model")
-    if recipe.data.path is None and recipe.task.name is None:
-        recipe = _with_task_of_run(recipe)
+    recipe = _with_run(recipe)
     if (recipe.data.path is None) == (recipe.task.name is None):
         raise InputError("give either records (--data FILE) or a task (--task reasoning_gym:TASK) to evaluate on")
     answer = _accuracy(recipe, as_json) if recipe.task.name else _perplexity(recipe, as_json)
@@ -29,12 +28,23 @@ def evaluate_model(words: Sequence[str], options: dict[str, Any], as_json: bool)
         print(json.dumps({"model": recipe.model, **answer}))
 
 
-def _with_task_of_run(recipe: Recipe) -> Recipe:
-    """A run directory that was trained on a task is evaluated on that task, unless told otherwise."""
+def _with_run(recipe: Recipe) -> Recipe:
+    """What is not said is taken from the recipe of the run that made the model, if one did: its task, its data options.
+
+    Where the records or the task themselves are named, the run's are left out.
+    """
     run = Path(str(recipe.model))
     if not (run / CONFIG).exists():
         return recipe
-    return recipe.model_copy(update={"task": recipe_of_run(run).task})
+    made_by = recipe_of_run(run)
+    named = recipe.data.path is not None or recipe.task.name is not None
+    data = {**made_by.data.model_dump(), "path": None, **recipe.data.model_dump(exclude_unset=True)}
+    task = {
+        **made_by.task.model_dump(),
+        **({"name": None} if named else {}),
+        **recipe.task.model_dump(exclude_unset=True),
+    }
+    return recipe.model_copy(update={"data": RecipeData(**data), "task": RecipeTask(**task)})
 
 
 def _perplexity(recipe: Recipe, as_json: bool) -> dict[str, Any]:
@@ -46,7 +56,8 @@ def _perplexity(recipe: Recipe, as_json: bool) -> dict[str, Any]:
         console.print(
             f"perplexity {found.perplexity:.4f} (mean -log p {found.nll:.6f} over {count(found.tokens)} tokens)"
         )
-    return {"data": recipe.data.path, "perplexity": found.perplexity, "nll": found.nll, "tokens": found.tokens}
+    found_json = {"perplexity": found.perplexity, "nll": found.nll, "tokens": found.tokens}
+    return {"data": recipe.data.path, **found_json, "rows": vars(found.counts)}
 
 
 def _accuracy(recipe: Recipe, as_json: bool) -> dict[str, Any]:

@@ -39,13 +39,13 @@ def _show_tree(console: Console, model: ModelWrapper, as_json: bool) -> None:
         shapes = {name: list(_layer_shape(leaf, variable)) for leaf, variable in found.values() for name in leaf.names}
         print(json.dumps({"model": model.origin.source, "parameters": model.parameters, "shapes": shapes}))
         return
-    tree = Tree(f"[bold]{model.origin.source}[/bold]  {count(model.parameters)} parameters")
+    tree = Tree(Text(f"{model.origin.source}  {count(model.parameters)} parameters", style="bold"))
     branches: dict[str, Tree] = {}
     for leaf, variable in found.values():
         branch, (*groups, name) = tree, _collapsed(leaf).split("/")
         for depth, group in enumerate(groups):
             key = "/".join(groups[: depth + 1])
-            branches[key] = branches[key] if key in branches else branch.add(group)
+            branches[key] = branches[key] if key in branches else branch.add(Text(group))
             branch = branches[key]
         shape = "×".join(map(str, _layer_shape(leaf, variable)))
         branch.add(Text(f"{name}  {shape} {variable[...].dtype}  {count(variable[...].size)}"))
@@ -94,9 +94,9 @@ def _show_data(
         print(json.dumps({**summary, "efficiency": examples.counts.tokens / slots, "examples": shown}))
         return
     for example in examples.encoded[:rows]:
-        console.print(f"[bold]row {example.example_id}[/bold], {len(example.tokens)} tokens")
+        console.print(f"row {example.example_id}, {len(example.tokens)} tokens", style="bold")
         console.print(marked(example, tokenizer, plain=not console.is_terminal))
-    console.print("[bold]trained tokens are " + ("green" if console.is_terminal else "in ⟦ ⟧") + "[/bold]")
+    console.print("trained tokens are " + ("green" if console.is_terminal else "in ⟦ ⟧"), style="bold")
     console.print(data_line(str(recipe.data.path), examples.counts))
     console.print("tokens in a row: " + ", ".join(f"{name} {value}" for name, value in quantiles.items()))
     console.print(

@@ -91,13 +91,17 @@ def read_words(words: Iterable[str], options: dict[str, Any]) -> Recipe:
 
 def recipe_of_run(path: Path) -> Recipe:
     """The recipe that a run directory was made by."""
-    return build_config(Recipe, read_recipe(path), place=f"{path / CONFIG}:")
+    return build_config(Recipe, read_recipe(path), place=f"{path / CONFIG}: ")
 
 
 def _place(tree: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for section in sections:
-        inner = tree.setdefault(section, {})
+        inner = tree.get(section)
+        if inner is None:
+            inner = tree[section] = {}
+        elif isinstance(inner, str) and section in ("optimizer", "schedule"):
+            inner = tree[section] = {"name": inner}
         if not isinstance(inner, dict):
             raise InputError(f"{key}: {section} is {inner!r}, not a section")
         tree = inner

@@ -21,9 +21,9 @@ LINE_SECONDS = 20.0  # in a file, a progress line at most so often
 
 def make_console(*, stderr: bool = False) -> Console:
     """Standard output (or error); in a file, lines are not wrapped and carry no colour."""
-    console = Console(highlight=False, stderr=stderr)
+    console = Console(highlight=False, markup=False, stderr=stderr)
     if not console.is_terminal:
-        console = Console(highlight=False, soft_wrap=True, width=10_000, stderr=stderr)
+        console = Console(highlight=False, markup=False, soft_wrap=True, width=10_000, stderr=stderr)
     return console
 
 
@@ -98,13 +98,13 @@ class Narrator(Callback):
     def on_start(self, plan: RunPlan) -> None:
         say = self._console.print
         self._total = plan.total
-        say("[bold]Recipe[/bold]")
+        say("Recipe", style="bold")
         for name, section in plan.recipe.items():
             unused = section is None or (name == "task" and section["name"] is None)
             if unused:
                 continue
             say(f"  {name:<10}", Text(_section(section)))
-        say("[bold]Plan[/bold]")
+        say("Plan", style="bold")
         say(f"  parameters {count(plan.parameters)}, trained {count(plan.trainable)}", end="")
         say(f" ({plan.trainable / plan.parameters:.2%})")
         say(f"  {data_line('training', plan.train_counts)}")
@@ -116,7 +116,7 @@ class Narrator(Callback):
         say(f"  memory of a step {plan.memory_bytes / 2**30:.2f} GiB, compiled in {plan.compile_seconds:.0f} s")
         for lack in plan.lacks:
             say(f"  note: {lack}")
-        say("[bold]First example[/bold], trained tokens " + ("green" if self._console.is_terminal else "in ⟦ ⟧"))
+        say("First example, trained tokens " + ("green" if self._console.is_terminal else "in ⟦ ⟧"), style="bold")
         say(marked(plan.example, self._tokenizer, plain=not self._console.is_terminal))
         say()
         if self._console.is_terminal:

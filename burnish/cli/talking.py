@@ -35,7 +35,7 @@ def converse(source: str, system: str | None, sampling: dict[str, Any]) -> None:
     config = build_config(SamplingConfig, sampling)
     sampler = Sampler(load(source))
     console = make_console()
-    console.print(f"[dim]talking to {source}; an empty line ends it[/dim]")
+    console.print(f"talking to {source}; an empty line ends it", style="dim")
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     while line := _read_line():
         messages.append({"role": "user", "content": line})

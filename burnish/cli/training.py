@@ -22,7 +22,7 @@ from burnish.generate.config import SamplingConfig
 from burnish.generate.engine import generate
 from burnish.loading import load
 from burnish.objectives.sft import SFT
-from burnish.train.run_folder import check_new
+from burnish.train.run_folder import CONFIG, check_new
 from burnish.train.trainer import Trainer
 from burnish.wrapper import ModelWrapper
 
@@ -31,12 +31,21 @@ def run_sft(words: Sequence[str], options: dict[str, Any], out: Path) -> None:
     """Fine-tunes as the recipe says, into a new run directory."""
     recipe = read_words(words, options)
     check_new(out)
+    data = recipe.data
+    paths = {name: str(Path(path).resolve()) for name in ("path", "eval_path") if (path := getattr(data, name))}
+    recipe = recipe.model_copy(update={"data": data.model_copy(update=paths)})
     _train(recipe, out, resume=False)
 
 
 def resume_run(run: Path) -> None:
     """Goes on with a run from its last checkpoint."""
-    _train(recipe_of_run(run), run, resume=True)
+    recipe = recipe_of_run(run)
+    if recipe.data.path is None and recipe.task.name is None:
+        raise InputError(
+            f"{run / CONFIG}: names neither data.path nor task.name, as for a run made in Python; go on with it there: "
+            "Trainer(..., out=...).train(dataset, resume=True)"
+        )
+    _train(recipe, run, resume=True)
 
 
 @dataclass(frozen=True)
@@ -115,14 +124,14 @@ def _look(model: ModelWrapper, material: Material, recipe: Recipe, console: Cons
 def _compare(console: Console, before: Look | None, after: Look | None) -> None:
     if after is None:
         return
-    console.print("[bold]A held-out prompt[/bold]")
+    console.print("A held-out prompt", style="bold")
     console.print(Text(after.prompt.strip(), style="dim"))
     for name, look in (("before", before), ("after", after)):
         if look is not None:
-            console.print(f"[bold]{name}:[/bold]", Text(look.reply.strip()))
+            console.print(f"{name}:", Text(look.reply.strip()))
     for name, look in (("before", before), ("after", after)):
         if look is not None and look.accuracy is not None:
-            console.print(f"[bold]{name}:[/bold] final answer right {look.accuracy.final}")
+            console.print(f"{name}: final answer right {look.accuracy.final}")
             console.print(f"        whole reply right {look.accuracy.strict}")
 
 

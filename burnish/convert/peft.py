@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from burnish.adapt.lora import LoRA, attach, of_layer, split_runs
+from burnish.adapt.lora import LoRA, attach, next_generation, of_layer, split_runs
 from burnish.convert.families import Family
 from burnish.convert.hf import read_json
 from burnish.convert.hf_out import family_named, file_name, layer_array, write_json
@@ -75,6 +75,11 @@ def save_peft(model: ModelWrapper, folder: str | os.PathLike[str]) -> Path:
     ]
     dropout = max(part.dropout for linear, _ in linears(decoder).values() for part in linear.adapters)
     base = model.origin.base
+    if not base:
+        raise InputError(
+            "the weights under these adapters were trained in this process, and no file holds them: save() the model, "
+            "or give the first Trainer out="
+        )
     with whole_folder(folder) as staging:
         write_safetensors(staging / ADAPTER_WEIGHTS, _adapter_tensors(adapters))
         write_json(staging / ADAPTER_CONFIG, _adapter_config(adapters, everything, base, dropout))
@@ -182,11 +187,12 @@ def load_peft(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Mode
     # Layers share a stack where their adapters agree in place, rank and scale.
     kinds = [f"{name} {adapter.rank} {adapter.scale!r}" for name, adapter in adapters.items()]
     split_runs(decoder, lambda layer: of_layer(kinds, layer))
+    generation, dropout = next_generation(decoder), float(config.get("lora_dropout") or 0.0)
     for linear, names in linears(decoder).values():
         if names[0] in adapters:
             parts = [adapters[name] for name in names]
             a, b = jnp.stack([part.a for part in parts]), jnp.stack([part.b for part in parts])
-            attach(linear, names, a, b, scale=parts[0].scale, dropout=float(config.get("lora_dropout") or 0.0))
+            attach(linear, names, a, b, scale=parts[0].scale, dropout=dropout, generation=generation)
     tokenizer = Tokenizer.from_folder(path) if (path / "tokenizer.json").exists() else model.tokenizer
     # The base stays what it was: saved again, the adapters are relative to it.
     return ModelWrapper(decoder, tokenizer, replace(model.origin, source=str(path.resolve())))

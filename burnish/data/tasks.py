@@ -107,10 +107,11 @@ class Task:
         self._options = self._typed(config.options)
         self._scorer = self._make({})
 
-    def problems(self, count: int) -> list[Problem]:
-        """`count` problems with questions unlike each other, the same for the same seed.
+    def problems(self, count: int, *, held_out: bool = False) -> list[Problem]:
+        """`count` problems of one side with questions unlike each other, the same for the same seed.
 
-        More of them begin with the same ones.
+        More of them begin with the same ones. Which side a question is on is read off a hash of its text alone, so no
+        size, seed or option ever moves one from the held-out side to the other.
 
         Raises:
             InputError: the task has fewer questions with these options.
@@ -122,6 +123,8 @@ class Task:
         found: dict[str, Problem] = {}
         for index in range(draws):
             entry = dataset[index]
+            if _is_held_out(entry["question"].strip()) is not held_out:
+                continue
             found.setdefault(entry["question"].strip(), Problem(entry["question"], entry["answer"], entry["metadata"]))
             if len(found) == count:
                 return list(found.values())
@@ -133,11 +136,10 @@ class Task:
     def train_and_heldout(self) -> tuple[list[Problem], list[Problem]]:
         """Problems to train on and to evaluate on; no question is in both.
 
-        The held-out ones come first off the stream: they stay the same whatever the training set's size.
+        Neither depends on the size of the other.
         """
-        held = self.config.heldout_size
-        problems = self.problems(held + self.config.train_size)
-        return problems[held:], problems[:held]
+        config = self.config
+        return self.problems(config.train_size), self.problems(config.heldout_size, held_out=True)
 
     def prompt(self, problem: Problem) -> str:
         """The user turn."""
@@ -207,6 +209,11 @@ class Task:
             return self._dataset_class(config=config)
         except (AssertionError, ValueError) as error:
             raise InputError(f"{SOURCE}{self.name} refuses its options: {error}; change task.options") from error
+
+
+def _is_held_out(question: str) -> bool:
+    """One question in five."""
+    return hashlib.sha256(question.encode()).digest()[0] % 5 == 0
 
 
 def _reasoning_gym_tasks() -> dict[str, tuple[Any, Any]]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from burnish.data.config import DataConfig
 from burnish.data.dataset import Source, load_examples
 from burnish.data.encode import EncodeCounts
+from burnish.data.fit import fit_data
 from burnish.distributed.config import MeshConfig
+from burnish.distributed.placement import place_module
 from burnish.distributed.sharding import batch_shards, make_mesh
 from burnish.errors import InputError
 from burnish.evaluate.objective import Evaluator
@@ -34,11 +36,10 @@ def perplexity(model: ModelWrapper, source: Source, config: DataConfig | None = 
 
     rows: rows of a batch on each device. Raises InputError for bad data or a model without tokenizer.
     """
-    config = config or DataConfig()
-    if config.packing and not model.features.packing:
-        config = config.model_copy(update={"packing": False})
+    config = fit_data(config or DataConfig(), context=model.context, packing=model.features.packing)
     examples = load_examples(source, model.require_tokenizer(), config)
     mesh = make_mesh(MeshConfig())
+    place_module(model.module, mesh)
     parts, trained, frozen = take_apart(model.module, {})
     evaluator = Evaluator(parts, frozen, SFT(), examples.encoded, config, rows * batch_shards(mesh), mesh)
     found = evaluator(trained)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from burnish.errors import InputError
 from burnish.models.config import ModelConfig
 from burnish.models.layers import (
     Block,
@@ -219,6 +220,8 @@ def visibility(
     parent_ids: jax.Array | None = None,
 ) -> TokenIds:
     """Fills in what a caller left out: one document a row, positions that count its real tokens from 0."""
+    if parent_ids is not None and (positions is None or segment_ids is None):
+        raise InputError("parent_ids: give positions and segment_ids, too; a child's positions go on from its parent's")
     if segment_ids is None:
         segment_ids = jnp.ones_like(tokens)
     if positions is None:

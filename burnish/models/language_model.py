@@ -30,6 +30,8 @@ class Features:
     hidden: bool
     dropout: bool
     cache: bool
+    own_dropout: bool = False
+    own_statistics: bool = False
 
     def missing(self) -> list[str]:
         """One sentence for each thing a run will do without."""
@@ -38,7 +40,12 @@ class Features:
             "hidden": "it gives logits only: [tokens, vocab] is held in memory at each step",
             "cache": "it has no key-value cache: each new token reads the whole text again",
         }
-        return [text for name, text in said.items() if not getattr(self, name)]
+        lacking = [text for name, text in said.items() if not getattr(self, name)]
+        if self.own_dropout:
+            lacking.append("its own dropout is switched off: its masks would repeat at every step")
+        if self.own_statistics:
+            lacking.append("its running statistics (batch norm) are used as they are and never updated")
+        return lacking
 
 
 def features_of(module: nnx.Module) -> Features:
@@ -55,6 +62,8 @@ def features_of(module: nnx.Module) -> Features:
         hidden=has_hidden,
         dropout="dropout" in takes,
         cache=False,
+        own_dropout=bool(jax.tree.leaves(nnx.state(module, nnx.RngState))),
+        own_statistics=bool(jax.tree.leaves(nnx.state(module, nnx.BatchStat))),
     )
 
 
@@ -69,8 +78,11 @@ def token_outputs(
     """What an objective asked for, per token of a batch [rows, length]; 0 where the batch's weight is 0.
 
     Our decoder and any module with `hidden` and `unembedding` go through the head mapper; others through their logits.
+    Modules of others are put in their evaluation mode (see `Features.missing`).
     """
     features = features_of(module)
+    if not isinstance(module, Decoder):
+        module.eval()
     known: dict[str, Any] = {}
     if features.packing:
         known |= {"positions": batch["positions"], "segment_ids": batch["segment_ids"]}

@@ -105,12 +105,14 @@ class Linear(nnx.Module):
             y = x @ kernel
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
-    def effective_kernel(self) -> jax.Array:
-        """W with its adapters added, [in, out] in W's dtype (for a head, whose matrix the head mapper reads)."""
+    def effective_kernel(self, dtype: Any = None) -> jax.Array:
+        """W with its adapters added, [in, out] in W's dtype or the one given (a head's matrix is read so)."""
         kernel = self.kernel[...]
         if not len(self.adapters):
             return kernel
-        return (kernel.astype(jnp.float32) + sum(adapter.delta() for adapter in self.adapters)).astype(kernel.dtype)
+        return (kernel.astype(jnp.float32) + sum(adapter.delta() for adapter in self.adapters)).astype(
+            dtype or kernel.dtype
+        )
 
 
 class RMSNorm(nnx.Module):

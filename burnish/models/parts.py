@@ -54,9 +54,9 @@ def choose_trained(module: nnx.Module, selectors: list[str]) -> dict[str, Leaf]:
     """
     found = leaves(module)
     if not selectors:
-        adapters = {key: leaf for key, (leaf, variable) in found.items() if isinstance(variable, nnx.LoRAParam)}
-        newest = {key: leaf for key, leaf in adapters.items() if _next_adapter(key) not in adapters}
-        return newest or {key: leaf for key, (leaf, _) in found.items()}
+        generations = {key: generation_of(variable) for key, (_, variable) in found.items()}
+        newest = max((number for number in generations.values() if number is not None), default=None)
+        return {key: leaf for key, (leaf, _) in found.items() if generations[key] == newest}
     select((name for leaf, _ in found.values() for name in leaf.names), selectors, option="train.trainable")
     chosen = {}
     for key, (leaf, _) in found.items():
@@ -71,7 +71,6 @@ def choose_trained(module: nnx.Module, selectors: list[str]) -> dict[str, Leaf]:
     return chosen
 
 
-def _next_adapter(key: str) -> str:
-    """The key of the adapter put on after this one: `...adapters.0.a` -> `...adapters.1.a`."""
-    stem, index, name = key.rsplit(".", 2)
-    return f"{stem}.{int(index) + 1}.{name}"
+def generation_of(variable: nnx.Variable) -> int | None:
+    """Which of the model's successive adapters a parameter belongs to; None when to none of ours."""
+    return variable.get_metadata("generation", None)

@@ -74,10 +74,11 @@ class MetricsFile(Callback):
 class TensorBoard(Callback):
     """Writes the same numbers as TensorBoard scalars under `tensorboard/`."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, done: int) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(run / TENSORBOARD), write_to_disk=True)
+        # Points after the checkpoint a run resumes from are taken back: they will be made again.
+        self._writer = SummaryWriter(str(run / TENSORBOARD), purge_step=done + 1, write_to_disk=True)
 
     def on_step(self, entry: Mapping[str, float]) -> None:
         for name, value in entry.items():

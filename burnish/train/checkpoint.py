@@ -29,7 +29,7 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run. Saving is asynchronous: `wait` (or `close`) before relying on the files."""
+    """The checkpoints of one run. Saving is asynchronous: `close` before relying on the files."""
 
     def __init__(self, run: Path, keep: int | None) -> None:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
@@ -54,9 +54,9 @@ class Checkpoints:
     def restore(self, step: int, like: StepState, leaves: Mapping[str, Leaf]) -> Restored:
         """The checkpoint of `step`, laid out and sharded as `like` is; asserts that it is that step's."""
         optimizer = {"step": like.optimizer.step, "moments": _by_layer_abstract(like.optimizer.moments, leaves)}
-        found = self._manager.restore(
+        found = self._restore(
             step,
-            args=ocp.args.Composite(
+            ocp.args.Composite(
                 params=ocp.args.StandardRestore(_by_layer_abstract(like.params, leaves)),
                 optimizer=ocp.args.StandardRestore(jax.tree.map(_abstract, optimizer)),
                 data=ocp.args.JsonRestore(),
@@ -72,16 +72,18 @@ class Checkpoints:
 
     def restore_params(self, step: int, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         """Trained parameters alone, by the name of each layer's parameter."""
-        try:
-            found = self._manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(dict(shapes))))
-        except (ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"checkpoint {step}: does not hold this model's parameters ({reason})") from None
-        return found["params"]
+        return self._restore(step, ocp.args.Composite(params=ocp.args.StandardRestore(dict(shapes))))["params"]
 
-    def wait(self) -> None:
-        """Returns when everything saved is on disk."""
-        self._manager.wait_until_finished()
+    def _restore(self, step: int, wanted: Any) -> Any:
+        try:
+            return self._manager.restore(step, args=wanted)
+        except (ValueError, KeyError, OSError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+            where = self._manager.directory / str(step)
+            raise InputError(
+                f"{where}: damaged, or not of this model and recipe ({reason}); take the folder away to go on "
+                "from an earlier checkpoint"
+            ) from None
 
     def close(self) -> None:
         """Waits and releases the folder."""

@@ -52,6 +52,8 @@ class Loop:
 
     def run(self) -> None:
         """Makes the remaining steps, evaluates, and saves. Raises InputError when a loss or gradient is not finite."""
+        if self.done >= self.total:
+            return
         waiting: _Made | None = None
         self._clock = time.perf_counter()
         while self.done < self.total and not self.stopping():

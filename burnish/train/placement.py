@@ -1,22 +1,14 @@
-"""Puts a module's parameters, and the optimizer's state, where the sharding rules say."""
+"""Puts the optimizer's state where its parameters are."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-from flax import nnx
 from jax.sharding import Mesh
 
 from burnish.distributed.sharding import parameter_sharding, replicated
-from burnish.models.paths import Leaf, leaves
+from burnish.models.paths import Leaf
 from burnish.train.optimizer import Optimizer, OptimizerState
-
-
-def place_module(module: nnx.Module, mesh: Mesh) -> None:
-    """Moves every parameter to its place on the mesh."""
-    for leaf, variable in leaves(module).values():
-        array = variable[...]
-        variable.set_value(jax.device_put(array, parameter_sharding(mesh, leaf.axes, array.shape)))
 
 
 def init_optimizer(

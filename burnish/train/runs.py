@@ -42,7 +42,10 @@ def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Model
             for name in leaf.names
         }
         found = checkpoints.restore_params(step, shapes)
-    write(model.module, stack_layers(found, params, parts.trained))
+    arrays = stack_layers(found, params, parts.trained)
+    if adapter.kind == "none":  # masters; adapters stay in float32, whatever the model is in
+        arrays = {key: array.astype(dtype) for key, array in arrays.items()}
+    write(model.module, arrays)
     source = str(path.resolve())
     # After full training the run itself is the base of whatever adapter comes next.
     base = model.origin.base if adapter.kind == "lora" else source

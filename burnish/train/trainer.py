@@ -11,9 +11,10 @@ The algorithm is in the objective, the update in `burnish.train.step`; what watc
 import functools
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from burnish.data.batches import TrainBatches
 from burnish.data.config import DataConfig
 from burnish.data.dataset import Examples, Source, load_examples, load_split
 from burnish.data.encode import Encoded
+from burnish.data.fit import fit_data
 from burnish.data.packing import batch_arrays
+from burnish.distributed.placement import place_module
 from burnish.distributed.sharding import batch_sharding, batch_shards, make_mesh
 from burnish.errors import InputError
 from burnish.evaluate.objective import Evaluator
@@ -39,8 +42,8 @@ from burnish.train.checkpoint import Checkpoints
 from burnish.train.config import TrainConfig, TrainerConfig, with_sections
 from burnish.train.loop import Loop
 from burnish.train.optimizer import make_optimizer
-from burnish.train.placement import init_optimizer, place_module
-from burnish.train.run_folder import RunFolder
+from burnish.train.placement import init_optimizer
+from burnish.train.run_folder import RunFolder, read_recipe
 from burnish.train.step import StepState, train_step
 from burnish.wrapper import ModelWrapper
 
@@ -85,15 +88,23 @@ class Trainer:
         self.mesh = make_mesh(self.config.mesh)
         self.callbacks: list[Callback] = list(callbacks)
         self.stopping = False
+        self._sources: dict[str, str] = {}
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Everything the run is told, resolved: what `config.yaml` holds."""
-        return {
+        """What the run is told, resolved: what `config.yaml` holds. An objective that is not ours is not in it."""
+        recipe = {
             **self.config.model_dump(mode="json"),
             "model": self.model.origin.source,
             "adapter": self.model.adapter.model_dump() if self.model.adapter else {"kind": "none"},
         }
+        if isinstance(self.model.module, Decoder):
+            recipe["dtype"] = self.model.module.dtype.name
+        if isinstance(self.objective, SFT):
+            recipe["sft"] = asdict(self.objective)
+        for key, source in self._sources.items():
+            recipe["data"][key] = source
+        return recipe
 
     def stop(self) -> None:
         """Asks the loop to end after the step it is in, with a checkpoint."""
@@ -118,7 +129,10 @@ class Trainer:
             length = {"epochs": epochs, "steps": None}
             train = build_config(TrainConfig, {**self.config.train.model_dump(), **length}, place="train")
             self.config = self.config.model_copy(update={"train": train})
+        self.stopping = False
         started, config, module = time.perf_counter(), self.config, self.model.module
+        sources = {"path": dataset, "eval_path": eval_dataset}
+        self._sources = {key: str(Path(v).resolve()) for key, v in sources.items() if isinstance(v, str | Path)}
         train_set, eval_set = load_split(dataset, eval_dataset, self.model.require_tokenizer(), config.data)
         batches = TrainBatches(train_set.encoded, config.train.batch_size, config.data)
         total = _total_steps(batches, config.train)
@@ -149,7 +163,11 @@ class Trainer:
                 key := jax.random.key(config.train.seed or 0),
             )
             evaluate = self._evaluator(parts, frozen, eval_set.encoded) if eval_set.encoded else None
-            callbacks = [*self._trackers(run), *self.callbacks]
+            callbacks = [*self._trackers(run, done), *self.callbacks]
+            lacks = self.model.features.missing()
+            if not self.callbacks:  # nobody is listening who would say it
+                for lack in lacks:
+                    warnings.warn(f"{type(module).__name__}: {lack}", stacklevel=2)
             plan = RunPlan(
                 recipe=self.recipe,
                 parameters=self.model.parameters,
@@ -164,7 +182,7 @@ class Trainer:
                 efficiency=_efficiency(train_set, batches, config.data),
                 memory_bytes=_memory(step),
                 compile_seconds=compile_seconds,
-                lacks=self.model.features.missing(),
+                lacks=lacks,
                 example=train_set.encoded[0],
             )
             for callback in callbacks:
@@ -187,6 +205,7 @@ class Trainer:
                 loop.run()
             finally:
                 write(module, loop.state.params)
+        self._remember(parts)
         result = TrainResult(loop.done, loop.metrics, loop.evaluation, time.perf_counter() - started, self.out)
         for callback in callbacks:
             callback.on_end(result)
@@ -209,16 +228,31 @@ class Trainer:
             if resume:
                 raise InputError("resume needs the run directory; give Trainer out=")
             return None
+        if not self.model.origin.source:
+            raise InputError(
+                "this model was trained without a run directory, so a new run could not name what it started from: "
+                "save() it and load that, or give the first Trainer out="
+            )
+        if resume:
+            _check_same(read_recipe(self.out), self.recipe, self.out)
         run = RunFolder.reopen(self.out) if resume else RunFolder.create(self.out, self.recipe)
         stack.enter_context(closing(run))
         if not resume:
             stack.callback(run.discard_if_bare)
         return run
 
-    def _trackers(self, run: RunFolder | None) -> list[Callback]:
+    def _trackers(self, run: RunFolder | None, done: int) -> list[Callback]:
         if run is None:
             return []
-        return [MetricsFile(run), *([TensorBoard(run.path)] if self.config.train.tensorboard else [])]
+        return [MetricsFile(run), *([TensorBoard(run.path, done)] if self.config.train.tensorboard else [])]
+
+    def _remember(self, parts: Parts) -> None:
+        """Notes what the model has become: the run's, or, without a run directory, one that no name stands for."""
+        origin = self.model.origin
+        source = str(self.out.resolve()) if self.out is not None else ""
+        adapters_only = all(leaf.key.rsplit(".", 2)[0].endswith("adapters") for leaf in parts.trained.values())
+        self.model.origin = replace(origin, source=source, base=origin.base if adapters_only else source)
+        self.model.adapter = None
 
 
 def _resolve(config: TrainerConfig, model: ModelWrapper) -> TrainerConfig:
@@ -232,14 +266,32 @@ def _resolve(config: TrainerConfig, model: ModelWrapper) -> TrainerConfig:
     if optimizer.lr is None:
         adapters_only = model.adapted and not train.trainable
         optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR if adapters_only else FULL_LR})
-    if data.packing and not model.features.packing:
-        data = data.model_copy(update={"packing": False})
-    if isinstance(model.module, Decoder) and data.max_length > model.module.config.max_length:
-        raise InputError(
-            f"data.max_length: {data.max_length} is longer than the model's context; "
-            f"use {model.module.config.max_length} or less"
-        )
+    data = fit_data(data, context=model.context, packing=model.features.packing)
     return config.model_copy(update={"train": train, "optimizer": optimizer, "data": data})
+
+
+# What may change between a run and its resumption: it moves no parameter.
+_FREE = ("train.log_every", "train.eval_every", "train.save_every", "train.keep", "train.tensorboard")
+_FREE_SECTIONS = ("mesh", "task")
+
+
+def _check_same(recorded: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
+    """InputError for the first option that a resumed run would have otherwise than before."""
+    before, after = _flat(recorded), _flat(now)
+    for key in before.keys() & after.keys():
+        if key in _FREE or key.split(".")[0] in _FREE_SECTIONS or key in ("data.path", "data.eval_path"):
+            continue
+        if before[key] != after[key]:
+            raise InputError(
+                f"{out}: {key} is {after[key]!r}, and was {before[key]!r} before; resume with the same, or start anew"
+            )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
 
 
 def _total_steps(batches: TrainBatches, config: TrainConfig) -> int:
