@@ -39,11 +39,8 @@ def _with_run(recipe: Recipe) -> Recipe:
     made_by = recipe_of_run(run)
     named = recipe.data.path is not None or recipe.task.name is not None
     data = {**made_by.data.model_dump(), "path": None, **recipe.data.model_dump(exclude_unset=True)}
-    task = {
-        **made_by.task.model_dump(),
-        **({"name": None} if named else {}),
-        **recipe.task.model_dump(exclude_unset=True),
-    }
+    name = None if named else made_by.task.name
+    task = {**made_by.task.model_dump(), "name": name, **recipe.task.model_dump(exclude_unset=True)}
     return recipe.model_copy(update={"data": RecipeData(**data), "task": RecipeTask(**task)})
 
 

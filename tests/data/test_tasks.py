@@ -144,3 +144,17 @@ def test_reasoning_gym_is_imported_late():
 
 def test_is_task():
     assert is_task(SPEC) and not is_task("train.jsonl")
+
+
+def test_no_size_moves_a_problem_from_one_side_to_the_other() -> None:
+    """A run's held-out problems stay held out however many are asked for later."""
+
+    def sides(**sizes):
+        return Task("reasoning_gym:chain_sum", TaskConfig(options={"max_terms": 2, "max_digits": 2}, **sizes))
+
+    small_train, small_held = sides(train_size=40, heldout_size=10).train_and_heldout()
+    large_train, large_held = sides(train_size=90, heldout_size=60).train_and_heldout()
+    assert large_train[:40] == small_train and large_held[:10] == small_held
+    assert not {p.question for p in large_train} & {p.question for p in large_held}
+    other_seed = sides(train_size=90, heldout_size=60, seed=5).train_and_heldout()[1]
+    assert not {p.question for p in large_train} & {p.question for p in other_seed}

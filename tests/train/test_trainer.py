@@ -14,8 +14,9 @@ from flax import linen, nnx
 import burnish as bn
 from burnish.errors import InputError
 from burnish.train.callbacks import Callback
+from burnish.train.config import TrainConfig
 from burnish.train.run_folder import RunFolder
-from burnish.train.trainer import Trainer
+from burnish.train.trainer import Trainer, _micro_batches
 from burnish.wrapper import ModelWrapper
 
 ROWS = [{"prompt": f"{i}?", "completion": f"{i}!"} for i in range(30)]
@@ -203,3 +204,84 @@ def test_evaluation_does_not_depend_on_the_batch(make_tiny) -> None:
         for size, packing in ((1, True), (8, True), (5, False))
     ]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+
+
+def test_only_the_newest_adapters_are_trained(make_tiny, tmp_path: Path) -> None:
+    """Also on layers that the newest ones are not on."""
+    make_tiny().save(tmp_path / "base")
+    model = bn.load(tmp_path / "base")
+    model.add_lora(rank=4)
+    Trainer(model, None, SHORT, out=tmp_path / "a").train(ROWS)
+    second = bn.load(tmp_path / "a")
+    second.add_lora(rank=2, targets=["q_proj"])
+    block = second.decoder.runs[0].blocks[0].attn
+    before = np.asarray(block.k_proj.adapters[0].b[...])
+    Trainer(second, None, SHORT, out=tmp_path / "b").train(ROWS)
+    np.testing.assert_array_equal(block.k_proj.adapters[0].b[...], before)
+    assert np.abs(block.q_proj.adapters[1].b[...]).max() > 0
+
+
+def test_runs_of_one_process_can_be_loaded_again(make_tiny, tmp_path: Path) -> None:
+    make_tiny().save(tmp_path / "base")
+    model = bn.load(tmp_path / "base")
+    Trainer(model, None, SHORT, out=tmp_path / "a").train(ROWS)
+    model.add_lora(rank=2)
+    Trainer(model, None, SHORT, out=tmp_path / "b").train(ROWS)
+    tokens = jnp.arange(3, 15)[None]
+    np.testing.assert_array_equal(bn.load(tmp_path / "b")(tokens), model(tokens))
+
+
+def test_a_run_that_could_not_be_loaded_again_is_refused(make_tiny, tmp_path: Path) -> None:
+    model = make_tiny()
+    Trainer(model, None, SHORT).train(ROWS)
+    model.add_lora(rank=2)
+    with pytest.raises(InputError, match="trained without a run directory"):
+        Trainer(model, None, SHORT, out=tmp_path / "b").train(ROWS)
+
+
+def test_defaults_run(make_tiny) -> None:
+    """On a model whose context is shorter than the default row, too."""
+    model = make_tiny()
+    model.add_lora()
+    trainer = Trainer(model)
+    assert trainer.config.data.max_length == 256
+    assert trainer.train(ROWS).steps == 1
+
+
+def test_a_batch_that_devices_cannot_share_is_refused() -> None:
+    with pytest.raises(InputError, match="6 rows cannot be shared by 4 devices; use a multiple of 4"):
+        _micro_batches(TrainConfig(batch_size=6), 4)
+    assert _micro_batches(TrainConfig(batch_size=24), 4) == 3
+
+
+def test_logged_metrics_are_those_of_the_whole_batch(make_tiny) -> None:
+    """Not means of micro-batches: cut in four, or whole, the same numbers are logged."""
+    logged = []
+    for accumulation in (1, 4):
+        keep = Keep()
+        options = {**SHORT, "accumulation": accumulation, "packing": False, "steps": 1}
+        Trainer(make_tiny(), bn.SFT(z_loss=1e-3), options, callbacks=[keep]).train(ROWS)
+        logged.append([keep.steps[0][name] for name in ("loss", "nll", "z_loss", "grad_norm", "trained_tokens")])
+    np.testing.assert_allclose(logged[0], logged[1], rtol=1e-5)
+
+
+class WithDropout(nnx.Module):
+    def __init__(self, vocab: int) -> None:
+        rngs = nnx.Rngs(0)
+        self.table = nnx.Embed(vocab, 16, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.out = nnx.Linear(16, vocab, rngs=rngs)
+
+    def __call__(self, tokens):
+        return self.out(self.drop(self.table(tokens)))
+
+
+def test_a_foreign_model_is_evaluated_without_its_dropout(bpe_tokenizer) -> None:
+    module = WithDropout(bpe_tokenizer.vocab_size)
+    model = ModelWrapper(module, bpe_tokenizer)
+    assert any("dropout" in said for said in model.features.missing())
+    loss = Trainer(model, None, SHORT).evaluate(ROWS)["eval_loss"]
+    module.eval()
+    assert loss == Trainer(model, None, SHORT).evaluate(ROWS)["eval_loss"]
+    with pytest.warns(UserWarning, match="dropout is switched off"):
+        Trainer(model, None, SHORT).train(ROWS)
