@@ -31,17 +31,18 @@ def evaluate_model(words: Sequence[str], options: dict[str, Any], as_json: bool)
 def _with_run(recipe: Recipe) -> Recipe:
     """What is not said is taken from the recipe of the run that made the model, if one did: its task, its data options.
 
-    Where the records or the task themselves are named, the run's are left out.
+    Where records or another task are named, the run's task is left out.
     """
     run = Path(str(recipe.model))
     if not (run / CONFIG).exists():
         return recipe
     made_by = recipe_of_run(run)
-    named = recipe.data.path is not None or recipe.task.name is not None
     data = {**made_by.data.model_dump(), "path": None, **recipe.data.model_dump(exclude_unset=True)}
-    name = None if named else made_by.task.name
-    task = {**made_by.task.model_dump(), "name": name, **recipe.task.model_dump(exclude_unset=True)}
-    return recipe.model_copy(update={"data": RecipeData(**data), "task": RecipeTask(**task)})
+    recipe = recipe.model_copy(update={"data": RecipeData(**data)})
+    if recipe.data.path is not None or recipe.task.name not in (None, made_by.task.name):
+        return recipe
+    task = {**made_by.task.model_dump(), **recipe.task.model_dump(exclude_unset=True)}
+    return recipe.model_copy(update={"task": RecipeTask(**task)})
 
 
 def _perplexity(recipe: Recipe, as_json: bool) -> dict[str, Any]:

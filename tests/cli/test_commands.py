@@ -229,3 +229,25 @@ def assert_refused(status: int, err: str, said: str) -> None:
     assert status == 2, err
     assert len(lines) == 1 and lines[0].startswith("burnish: "), err
     assert re.search(said, lines[0]), lines[0]
+
+
+def test_eval_takes_from_the_run_what_is_not_said(burnish, tiny, tmp_path) -> None:
+    task = ["--task", "reasoning_gym:chain_sum", "task.train_size=20", "task.heldout_size=5", "task.max_tokens=4"]
+    run = tmp_path / "run"
+    options = ["data.max_length=128", "train.steps=1", "task.score=false"]
+    assert burnish("sft", "--model", tiny, "--out", run, *task, *options)[0] == 0
+    for words, total in ([], 5), (["task.heldout_size=3"], 3), (["--task", "reasoning_gym:chain_sum"], 5):
+        status, out, err = burnish("eval", "--model", run, "--json", *words)
+        assert status == 0, err
+        assert json.loads(out)["accuracy"]["total"] == total
+    status, out, err = burnish("eval", "--model", run, "--json", "--task", "reasoning_gym:gcd", "task.heldout_size=2")
+    assert json.loads(out)["accuracy"]["total"] == 2, err
+
+
+def test_eval_never_reads_past_the_context_and_counts_what_it_cut(burnish, tiny, tmp_path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt": "word " * 500, "completion": "yes"}) + "\n" + GOOD + "\n")
+    status, out, _ = burnish("eval", "--model", tiny, "--data", path, "--json")
+    assert status == 0 and json.loads(out)["rows"]["truncated"] == 1
+    status, _, err = burnish("eval", "--model", tiny, "--data", path, "data.max_length=999")
+    assert_refused(status, err, "data.max_length: 999 is longer than the model's context")
