@@ -30,7 +30,7 @@ def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
     path = locate(source)
     name = str(path.resolve()) if Path(source).expanduser().exists() else str(source)
     if path.suffix == ".gguf":
-        return _load_gguf(name, path, dtype)
+        return _checked(_load_gguf(name, path, dtype))
     if (path / RUN_CONFIG).exists():
         from burnish.train.runs import load_run
 
@@ -39,7 +39,18 @@ def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
         from burnish.convert.peft import load_peft
 
         return load_peft(path, load, dtype)
-    return _load_hf(name, path, dtype)
+    return _checked(_load_hf(name, path, dtype))
+
+
+def _checked(model: ModelWrapper) -> ModelWrapper:
+    """Refuses a tokenizer that gives ids the model has no embedding for."""
+    vocab, ids = model.decoder.config.vocab_size, model.require_tokenizer().vocab_size
+    if ids > vocab:
+        raise InputError(
+            f"{model.origin.source}: its tokenizer has {ids} ids and the model {vocab} embeddings; "
+            "they do not belong together"
+        )
+    return model
 
 
 def _float_dtype(dtype: Any) -> Any:

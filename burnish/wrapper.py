@@ -1,8 +1,8 @@
 """A model as users hold it: module, tokenizer, and where it came from."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from burnish.errors import InputError
 from burnish.models.decoder import Decoder
 from burnish.models.language_model import Features, features_of
 from burnish.models.linen import LinenModel
-from burnish.models.parts import generation_of
+from burnish.models.parts import generation_of, only_adapters
 from burnish.models.paths import leaves
 
 if TYPE_CHECKING:
@@ -28,21 +28,31 @@ if TYPE_CHECKING:
 class Origin:
     """Where a model came from, as far as saving it again needs to know.
 
-    source: what was loaded, as `load` takes it (local paths are absolute); base: what it was first trained from, the
-    same unless it came from a run or an adapter folder; path: the file or folder of the base's weights; family: its
-    `model_type`; hf_config and generation_config: the base's files as they were, so that what Burnish does not use is
-    not lost.
+    source: what was loaded, as `load` takes it (local paths are absolute; "" when no name stands for the model); path:
+    the file or folder of the base's weights; family: its `model_type`; hf_config and generation_config: the base's
+    files as they were, so that what Burnish does not use is not lost; first: see `base`.
     """
 
     source: str
-    base: str = ""
     path: Path | None = None
     family: str | None = None
     hf_config: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    first: str | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "base", self.base or self.source)
+    @property
+    def base(self) -> str:
+        """What the adapters that are on are relative to; "" where no file holds that."""
+        return self.source if self.first is None else self.first
+
+    def after_run(self, run: str, *, trained: Iterable[str], adapted: bool) -> "Origin":
+        """The origin once a run has trained these parameters.
+
+        After full training the run itself is the base of whatever adapter comes next; adapters trained together with
+        what lies under them are relative to nothing that was kept.
+        """
+        base = self.base if only_adapters(trained) else "" if adapted else run
+        return replace(self, source=run, first=base)
 
 
 class ModelWrapper:

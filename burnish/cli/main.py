@@ -1,9 +1,12 @@
 """The `burnish` command. Each command's work is imported when it is called: `--help` answers at once."""
 
+import logging
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
+import click
 import typer
 
 from burnish.errors import InputError
@@ -38,6 +41,7 @@ TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest 
 MinP = Annotated[
     float | None, typer.Option("--min-p", help="Keep tokens of at least this share of the likeliest one's probability.")
 ]
+Rows = Annotated[int, typer.Option("--rows", min=0, help="How many rows to show.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End a reply at this text; may be given again.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable; drawn when left out.")]
 
@@ -55,7 +59,7 @@ def fetch(name: Annotated[str, typer.Argument(help="A built-in model.")]) -> Non
 
 @app.command(rich_help_panel="Models")
 def inspect(
-    words: Words = None, model: Model = None, data: Data = None, rows: int = 3, as_json: AsJson = False
+    words: Words = None, model: Model = None, data: Data = None, rows: Rows = 3, as_json: AsJson = False
 ) -> None:
     """Show a model's tree; with --data, its rows as they are trained, and their lengths.
 
@@ -184,13 +188,27 @@ def _sampling(*values: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the command line; bad input is one line on standard error and exit status 2."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax's own remarks on a checkpoint that we refuse in words
     try:
-        app()
+        status = app(standalone_mode=False)
     except InputError as error:
-        print(f"burnish: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
+        _refuse(str(error))
+    except click.ClickException as error:
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "burnish"
+        _refuse(f"{error.format_message()} (see `{command} --help`)")
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (OSError, MemoryError, RecursionError, UnicodeError) as error:
+        _refuse(f"{type(error).__name__}: {error}")
+    sys.exit(status or 0)
+
+
+def _refuse(reason: str) -> NoReturn:
+    print("burnish: " + " ".join(reason.split()), file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

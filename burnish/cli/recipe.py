@@ -111,5 +111,5 @@ def _place(tree: dict[str, Any], key: str, value: Any) -> None:
 def _value(text: str, key: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
         raise InputError(f"{key}: {text!r} is not a value; quote it as in YAML") from None

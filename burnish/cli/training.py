@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -30,11 +31,11 @@ from burnish.wrapper import ModelWrapper
 def run_sft(words: Sequence[str], options: dict[str, Any], out: Path) -> None:
     """Fine-tunes as the recipe says, into a new run directory."""
     recipe = read_words(words, options)
-    check_new(out)
+    check_new(out.expanduser())
     data = recipe.data
     paths = {name: str(Path(path).resolve()) for name in ("path", "eval_path") if (path := getattr(data, name))}
     recipe = recipe.model_copy(update={"data": data.model_copy(update=paths)})
-    _train(recipe, out, resume=False)
+    _train(recipe, out.expanduser(), resume=False)
 
 
 def resume_run(run: Path) -> None:
@@ -86,7 +87,7 @@ def _train(recipe: Recipe, out: Path, *, resume: bool) -> None:
         narrator.close()
     if trainer.stopping:
         console.print(f"stopped after step {result.steps}; go on with: burnish resume {out}")
-        return
+        raise typer.Exit(130)
     _compare(console, before, _look(model, material, recipe, console))
     console.print(f"next: burnish chat --model {out}")
 

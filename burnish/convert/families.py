@@ -74,9 +74,9 @@ def _llama_from_hf(hf: Mapping[str, Any], place: str) -> ModelConfig:
         norm_eps=_number(hf, "rms_norm_eps", place, 1e-6),
         activation=_ACTIVATIONS[activation],
         rope=_rope_from_hf(hf, max_length, place),
-        tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
-        attention_bias=bool(hf.get("attention_bias", False)),
-        mlp_bias=bool(hf.get("mlp_bias", False)),
+        tie_embeddings=_flag(hf, "tie_word_embeddings", place),
+        attention_bias=_flag(hf, "attention_bias", place),
+        mlp_bias=_flag(hf, "mlp_bias", place),
     )
 
 
@@ -106,6 +106,13 @@ def _number(section: Mapping[str, Any], key: str, place: str, default: float) ->
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise InputError(f"{place}: {key} is {value!r}; it must be a number above 0")
     return float(value)
+
+
+def _flag(hf: Mapping[str, Any], key: str, place: str) -> bool:
+    value = hf.get(key, False)
+    if not isinstance(value, bool | None):
+        raise InputError(f"{place}: {key} is {value!r}; it must be true or false")
+    return bool(value)
 
 
 # Hugging Face's names of activations, and the one of ours that computes each.

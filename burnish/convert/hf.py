@@ -25,6 +25,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
+    except RecursionError:
+        raise InputError(f"{path}: JSON nested too deep") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: broken JSON at line {error.lineno}: {error.msg}") from None
     if not isinstance(content, dict):
@@ -45,6 +47,13 @@ def load_hf_decoder(folder: Path, dtype: Any) -> Decoder:
         # A file that says tied and holds a head of its own: transformers 5 believes the head.
         config = replace(config, tie_embeddings=False)
 
+    surplus = [name for name in files if _layer(name, family.layer_prefix) >= config.num_layers]
+    if surplus:
+        raise InputError(
+            f"{folder / CONFIG}: num_hidden_layers is {config.num_layers}, and the files hold {min(surplus)}, too; "
+            "they do not belong together"
+        )
+
     def read_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
         file_name = family.weight_name(name)
         if file_name not in files:
@@ -63,6 +72,13 @@ def load_hf_decoder(folder: Path, dtype: Any) -> Decoder:
         return array.T if name.endswith("kernel") else array
 
     return build_decoder(config, read_tensor, dtype)
+
+
+def _layer(file_name: str, prefix: str) -> int:
+    """The layer a tensor belongs to; -1 when to none."""
+    rest = file_name.removeprefix(f"{prefix}.")
+    number = rest.partition(".")[0]
+    return int(number) if rest != file_name and number.isdigit() else -1
 
 
 def _opened(path: Path) -> Any:

@@ -77,8 +77,8 @@ def save_peft(model: ModelWrapper, folder: str | os.PathLike[str]) -> Path:
     base = model.origin.base
     if not base:
         raise InputError(
-            "the weights under these adapters were trained in this process, and no file holds them: save() the model, "
-            "or give the first Trainer out="
+            "the weights under these adapters were trained, too, and no file holds them by themselves: "
+            "export the whole model (format hf)"
         )
     with whole_folder(folder) as staging:
         write_safetensors(staging / ADAPTER_WEIGHTS, _adapter_tensors(adapters))

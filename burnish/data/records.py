@@ -102,8 +102,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, raw.decode("utf-8").strip()
                 except UnicodeDecodeError as error:
                     raise InputError(f"{path}, line {number}: not UTF-8 text; save the file as UTF-8") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give a JSON-lines file") from error
+    except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
+        if isinstance(error, InputError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read ({reason}); give a JSON-lines file") from error
 
 
 def _json_object(text: str, place: str) -> dict[str, Any]:

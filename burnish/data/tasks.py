@@ -41,8 +41,8 @@ class TaskConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     options: dict[str, Any] = Field(default_factory=dict, description="The task's own options, as min_terms: 2.")
-    train_size: int = Field(1000, ge=1, description="Problems to train on.")
-    heldout_size: int = Field(100, ge=1, description="Problems to evaluate on; none of them is trained on.")
+    train_size: int = Field(1000, ge=1, le=10**7, description="Problems to train on.")
+    heldout_size: int = Field(100, ge=1, le=10**6, description="Problems to evaluate on; none of them is trained on.")
     seed: int = Field(0, ge=0, description="Fixes the problems.")
     prompt_template: str = Field("{question}", description="The user turn; {question} is the task's own text.")
     answer_template: str = Field(PLACEHOLDER, description="The assistant turn; {answer} is the right answer.")

@@ -29,10 +29,17 @@ class SamplingConfig(BaseModel):
     max_tokens: int = Field(default=256, ge=1)
     temperature: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
     top_k: int | None = Field(default=None, ge=1)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_p: float = Field(default=1.0, ge=1e-6, le=1.0)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     stop: tuple[Text, ...] = ()
     seed: int | None = Field(default=None, ge=0, lt=2**63)
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, value: float) -> float:
+        if 0 < value < 1e-4:
+            raise ValueError("use 0 for the likeliest token each time, or 0.0001 and more")
+        return value
 
     @field_validator("stop", mode="before")
     @classmethod

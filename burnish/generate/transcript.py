@@ -1,9 +1,11 @@
 """One answer while it is made: tokens in, text out, cut at stop strings."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from burnish.data.tokenizer import StreamDecoder
+from burnish.errors import InputError
 
 if TYPE_CHECKING:
     from burnish.data.tokenizer import Tokenizer
@@ -37,6 +39,8 @@ class Transcript:
         """Takes one token; returns the text that it adds. What comes after the end is dropped."""
         if self.finish_reason is not None:
             return ""
+        if math.isnan(log_prob):
+            raise InputError("the model's logits are not numbers; its weights are damaged")
         self.token_ids.append(token)
         self.log_probs.append(log_prob)
         before = len(self.text)

@@ -1,6 +1,6 @@
 """A module taken apart into what is trained and what is frozen, so that a step is a pure function of flat arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,11 @@ def choose_trained(module: nnx.Module, selectors: list[str]) -> dict[str, Leaf]:
         if all(hit):
             chosen[key] = leaf
     return chosen
+
+
+def only_adapters(trained: Iterable[str]) -> bool:
+    """Whether nothing but adapters is trained, from the stored keys of what is."""
+    return all(".adapters." in key for key in trained)
 
 
 def generation_of(variable: nnx.Variable) -> int | None:

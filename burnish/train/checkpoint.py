@@ -39,7 +39,14 @@ class Checkpoints:
         """The newest whole checkpoint's step; None when there is none."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: StepState, leaves: Mapping[str, Leaf], data: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        state: StepState,
+        leaves: Mapping[str, Leaf],
+        data: Mapping[str, Any],
+        recipe: Mapping[str, Any],
+    ) -> None:
         """Writes the state after `step` steps. It appears under its name only when whole."""
         optimizer = {"step": state.optimizer.step, "moments": _by_layer(state.optimizer.moments, leaves)}
         self._manager.save(
@@ -48,6 +55,7 @@ class Checkpoints:
                 params=ocp.args.StandardSave(_by_layer(state.params, leaves)),
                 optimizer=ocp.args.StandardSave(optimizer),
                 data=ocp.args.JsonSave(dict(data)),
+                recipe=ocp.args.JsonSave(dict(recipe)),
             ),
         )
 
@@ -69,6 +77,10 @@ class Checkpoints:
         if int(state.optimizer.step) != step:
             raise InputError(f"checkpoint {step}: its optimizer is at step {int(state.optimizer.step)}; it is damaged")
         return Restored(state, found["data"])
+
+    def recipe(self, step: int) -> dict[str, Any]:
+        """The recipe that the run was following when it wrote the checkpoint."""
+        return self._restore(step, ocp.args.Composite(recipe=ocp.args.JsonRestore()))["recipe"]
 
     def restore_params(self, step: int, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         """Trained parameters alone, by the name of each layer's parameter."""

@@ -16,11 +16,11 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    steps: int | None = Field(default=None, ge=1, description="Optimizer steps; they win over epochs.")
+    steps: int | None = Field(default=None, ge=1, le=10**9, description="Optimizer steps; they win over epochs.")
     epochs: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Passes over the data; 1 where steps are not given either."
+        default=None, gt=0, le=10_000, description="Passes over the data; 1 where steps are not given either."
     )
-    batch_size: int = Field(default=8, ge=1, description="Rows of an optimizer step, over all devices.")
+    batch_size: int = Field(default=8, ge=1, le=2**20, description="Rows of an optimizer step, over all devices.")
     accumulation: int | None = Field(
         default=None, ge=1, description="Micro-batches a step is cut in; null: the most up to 4 that divide it."
     )

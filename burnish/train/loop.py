@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from burnish.errors import InputError
@@ -26,6 +27,11 @@ class _Made(NamedTuple):
     step: int
     metrics: dict[str, jax.Array]
     tokens: int
+
+
+@jax.jit
+def _all_finite(params: Mapping[str, jax.Array]) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(array)) for array in params.values()]))
 
 
 @dataclass
@@ -76,12 +82,14 @@ class Loop:
         return every is not None and self.done % every == 0 and self.done < self.total
 
     def _pause(self) -> None:
+        self._check_parameters()
         if self._due(self.config.eval_every):
             self._evaluate()
         if self._due(self.config.save_every):
             self._save()
 
     def _finish(self) -> None:
+        self._check_parameters()
         if self.done == self.total:
             self._evaluate()
         self._save()
@@ -103,6 +111,11 @@ class Loop:
         if made.step % self.config.log_every == 0 or made.step in (1, self.total):
             for callback in self.callbacks:
                 callback.on_step(self.metrics)
+
+    def _check_parameters(self) -> None:
+        """A step's loss is that of the parameters before it: what is saved must be looked at itself."""
+        if not _all_finite(self.state.params):
+            raise InputError(f"step {self.done}: its update is not finite; lower optimizer.lr or look at optimizer.*")
 
     def _evaluate(self) -> None:
         if self.evaluate is None:

@@ -57,12 +57,17 @@ class RunFolder:
         if not path.exists():
             return
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if entry["step"] <= step:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); move it away to go on without it") from None
+        for number, line in enumerate(lines, start=1):
+            entry = _entry(line)
+            if entry is None and number == len(lines):
+                break  # cut short by whatever ended the run
+            if entry is None:
+                raise InputError(f"{path}: line {number} is no metrics; move the file away to go on without it")
+            if entry <= step:
                 kept.append(line + "\n")
         scratch = path.with_suffix(".new")
         scratch.write_text("".join(kept), encoding="utf-8")
@@ -90,6 +95,15 @@ class RunFolder:
             self.path.rmdir()
 
 
+def _entry(line: str) -> int | None:
+    """The step of a line of metrics; None when it is none."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return step if isinstance(step, int) else None
+
+
 def check_new(path: Path) -> None:
     """Raises InputError unless a run can begin in this folder: it must not be there, or be empty."""
     if path.exists() and not path.is_dir():
@@ -98,12 +112,19 @@ def check_new(path: Path) -> None:
         return
     if (path / LOCK).exists():
         _lock(path).close()  # says so when another run holds it
+    if {entry.name for entry in path.iterdir()} <= {LOCK}:
+        return
+    checkpoints = path / CHECKPOINTS
+    if (path / CONFIG).exists() and not (checkpoints.is_dir() and any(checkpoints.iterdir())):
+        raise InputError(f"{path}: holds a run that saved nothing; remove the folder, or give another --out")
     if (path / CONFIG).exists():
         raise InputError(f"{path}: holds a run already; go on with `burnish resume {path}`, or give another --out")
     raise InputError(f"{path}: holds something else; give --out a new or empty folder")
 
 
 def _lock(path: Path) -> IO[str]:
+    if (path / LOCK).is_dir():
+        raise InputError(f"{path / LOCK}: is a folder where the run's lock belongs; remove it")
     handle = (path / LOCK).open("w")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,6 +147,8 @@ def read_yaml(path: Path, *, missing: str | None = None) -> dict[str, Any]:
         raise InputError(missing or f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise InputError(f"{path}: a value cannot be read as YAML ({type(error).__name__})") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from burnish.errors import InputError
 from burnish.models.parts import choose_trained, take_apart
 from burnish.models.paths import write
 from burnish.train.checkpoint import Checkpoints, stack_layers
+from burnish.train.config import TrainConfig
 from burnish.train.run_folder import CONFIG, read_recipe
 from burnish.wrapper import ModelWrapper
 
@@ -25,12 +25,14 @@ def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Model
     `merge_lora`.
     """
     recipe = read_recipe(path)
+    if recipe.get("model") == str(path.resolve()):
+        raise InputError(f"{path / CONFIG}: model is this run itself; name what the run started from")
     if not isinstance(recipe.get("model"), str):
         raise InputError(f"{path / CONFIG}: model is missing; it names what the run started from")
     model = load(recipe["model"], dtype=dtype)
     adapter = build_config(LoraConfig, recipe.get("adapter") or {"kind": "none"}, place=f"{path / CONFIG}: adapter")
     model.prepare(adapter)
-    selectors = (recipe.get("train") or {}).get("trainable") or []
+    selectors = build_config(TrainConfig, recipe.get("train") or {}, place=f"{path / CONFIG}: train").trainable
     parts, params, _ = take_apart(model.module, choose_trained(model.module, selectors))
     with closing(Checkpoints(path, keep=None)) as checkpoints:
         step = checkpoints.latest_step()
@@ -47,7 +49,6 @@ def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Model
         arrays = {key: array.astype(dtype) for key, array in arrays.items()}
     write(model.module, arrays)
     source = str(path.resolve())
-    # After full training the run itself is the base of whatever adapter comes next.
-    base = model.origin.base if adapter.kind == "lora" else source
-    model.origin, model.adapter = replace(model.origin, source=source, base=base), None
+    model.origin = model.origin.after_run(source, trained=parts.trained, adapted=model.adapted)
+    model.adapter = None
     return model

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from burnish.train.config import TrainConfig, TrainerConfig, with_sections
 from burnish.train.loop import Loop
 from burnish.train.optimizer import make_optimizer
 from burnish.train.placement import init_optimizer
-from burnish.train.run_folder import RunFolder, read_recipe
+from burnish.train.run_folder import RunFolder
 from burnish.train.step import StepState, train_step
 from burnish.wrapper import ModelWrapper
 
@@ -153,7 +153,7 @@ class Trainer:
             checkpoints = stack.enter_context(closing(Checkpoints(run.path, config.train.keep))) if run else None
             done = 0
             if resume:
-                done, state = _restore(checkpoints, run, state, parts, batches)
+                done, state = _restore(checkpoints, run, state, parts, batches, self.recipe)
             put = functools.partial(_put, cut=cut, sharding=batch_sharding(self.mesh, micro_batches=True))
             step, compile_seconds = _compile(
                 functools.partial(train_step, parts, self.objective, optimizer, shards),
@@ -197,7 +197,7 @@ class Trainer:
                 evaluate=None if evaluate is None else lambda state: evaluate(state.params),
                 save=None
                 if checkpoints is None
-                else lambda at, state: checkpoints.save(at, state, parts.trained, batches.get_state()),
+                else lambda at, state: checkpoints.save(at, state, parts.trained, batches.get_state(), self.recipe),
                 stopping=lambda: self.stopping,
                 callbacks=callbacks,
             )
@@ -233,8 +233,6 @@ class Trainer:
                 "this model was trained without a run directory, so a new run could not name what it started from: "
                 "save() it and load that, or give the first Trainer out="
             )
-        if resume:
-            _check_same(read_recipe(self.out), self.recipe, self.out)
         run = RunFolder.reopen(self.out) if resume else RunFolder.create(self.out, self.recipe)
         stack.enter_context(closing(run))
         if not resume:
@@ -250,8 +248,7 @@ class Trainer:
         """Notes what the model has become: the run's, or, without a run directory, one that no name stands for."""
         origin = self.model.origin
         source = str(self.out.resolve()) if self.out is not None else ""
-        adapters_only = all(leaf.key.rsplit(".", 2)[0].endswith("adapters") for leaf in parts.trained.values())
-        self.model.origin = replace(origin, source=source, base=origin.base if adapters_only else source)
+        self.model.origin = origin.after_run(source, trained=parts.trained, adapted=self.model.adapted)
         self.model.adapter = None
 
 
@@ -349,13 +346,19 @@ def _efficiency(train_set: Examples, batches: TrainBatches, config: DataConfig) 
 
 
 def _restore(
-    checkpoints: Checkpoints | None, run: RunFolder | None, state: StepState, parts: Parts, batches: TrainBatches
+    checkpoints: Checkpoints | None,
+    run: RunFolder | None,
+    state: StepState,
+    parts: Parts,
+    batches: TrainBatches,
+    recipe: Mapping[str, Any],
 ) -> tuple[int, StepState]:
     """The last checkpoint's step and state; data order and metrics are put back to it."""
     assert checkpoints is not None and run is not None  # `_open` refuses to resume without a directory
     done = checkpoints.latest_step()
     if done is None:
-        raise InputError(f"{run.path}: no checkpoint to resume from; start it again with another --out")
+        raise InputError(f"{run.path}: no checkpoint to resume from; remove the folder and start the run again")
+    _check_same(checkpoints.recipe(done), recipe, run.path)
     restored = checkpoints.restore(done, state, parts.trained)
     batches.set_state(restored.data)
     run.cut_metrics(done)

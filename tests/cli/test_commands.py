@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -251,3 +252,60 @@ def test_eval_never_reads_past_the_context_and_counts_what_it_cut(burnish, tiny,
     assert status == 0 and json.loads(out)["rows"]["truncated"] == 1
     status, _, err = burnish("eval", "--model", tiny, "--data", path, "data.max_length=999")
     assert_refused(status, err, "data.max_length: 999 is longer than the model's context")
+
+
+def test_a_command_line_that_is_no_command_is_one_line(burnish) -> None:
+    for words, said in ((["sft"], "--out"), (["frobnicate"], "frobnicate"), (["generate", "--max-tokens", "x"], "x")):
+        status, _, err = burnish(*words)
+        assert_refused(status, err, said)
+
+
+def test_an_update_that_is_not_finite_is_not_saved(burnish, tiny, data, tmp_path) -> None:
+    """The last step's loss is that of the parameters before it."""
+    words = ["--data", data, "--out", tmp_path / "out", "data.max_length=64", "train.steps=1", "optimizer.lr=1e38"]
+    status, _, err = burnish("sft", "--model", tiny, *words, "adapter.kind=none")
+    assert_refused(status, err, "step 1: its update is not finite")
+    assert not any((tmp_path / "out" / "checkpoints").iterdir())
+
+
+def test_resume_refuses_an_edited_recipe(burnish, trained, tmp_path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text.replace("lr: 0.0002", "lr: 0.5"))
+    status, _, err = burnish("resume", copy)
+    assert_refused(status, err, "optimizer.lr is 0.5, and was 0.0002 before")
+
+
+def test_resume_works_from_any_folder_and_a_partly_trained_base_has_no_peft(
+    burnish, tiny, data, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    shutil.copy(data, tmp_path / "t.jsonl")
+    monkeypatch.chdir(tmp_path)
+    words = ["--data", "t.jsonl", "--out", "r", "data.max_length=64", "train.steps=1", "train.trainable=[norm,q_proj]"]
+    assert burnish("sft", "--model", tiny, *words)[0] == 0
+    monkeypatch.chdir(tmp_path / "there")
+    assert burnish("resume", "../r")[0] == 0
+    status, _, err = burnish("export", "../r", "--format", "peft", "--out", "p")
+    assert_refused(status, err, "export the whole model")
+
+
+def test_folders_that_do_not_belong_together_are_refused(burnish, tiny, tmp_path) -> None:
+    for name, change, said in (
+        ("layers", {"num_hidden_layers": 1}, "num_hidden_layers is 1, and the files hold"),
+        ("flag", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'"),
+        ("family", {"model_type": "gpt_neo"}, "known are llama"),
+    ):
+        folder = tmp_path / name
+        shutil.copytree(tiny, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        status, _, err = burnish("inspect", "--model", folder)
+        assert_refused(status, err, said)
+    (tmp_path / "cut").mkdir()
+    for file in tiny.iterdir():
+        content = file.read_bytes()
+        (tmp_path / "cut" / file.name).write_bytes(content[:-500] if file.suffix == ".safetensors" else content)
+    status, _, err = burnish("inspect", "--model", tmp_path / "cut")
+    assert_refused(status, err, "model.safetensors")

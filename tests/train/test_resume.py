@@ -14,7 +14,7 @@ import pytest
 from burnish.adapt.config import LoraConfig
 from burnish.errors import InputError
 from burnish.loading import load
-from burnish.train.run_folder import RunFolder, read_recipe
+from burnish.train.run_folder import read_recipe
 from burnish.train.trainer import Trainer
 
 OPTIONS = {"steps": 9, "save_every": 3, "eval_every": 2, "batch_size": 4, "max_length": 64, "lr": 1e-2, "keep": 5}
@@ -109,7 +109,7 @@ def test_resume_without_a_checkpoint_says_so(saved: Path, data: Path, tmp_path: 
 )
 def test_resume_refuses_other_options(saved: Path, data: Path, tmp_path: Path, changes, said) -> None:
     out = tmp_path / "run"
-    RunFolder.create(out, Trainer(fresh(saved, "lora"), None, {**OPTIONS, "steps": 3}).recipe).close()
+    Trainer(fresh(saved, "lora"), None, {**OPTIONS, "steps": 3}, out=out).train(data)
     with pytest.raises(InputError, match=said):
         Trainer(fresh(saved, "lora"), None, {**OPTIONS, "steps": 3, **changes}, out=out).train(data, resume=True)
     other = load(saved)
