@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from burnish.errors import InputError
+
+# What a wrong command line raises. Typer brings a click of its own or uses the installed one, by version; either way
+# this is the parent of the one such error that it exports.
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="burnish",
@@ -193,10 +196,10 @@ def main() -> None:
         status = app(standalone_mode=False)
     except InputError as error:
         _refuse(str(error))
-    except click.ClickException as error:
-        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "burnish"
+    except USAGE_ERROR as error:
+        command = error.ctx.command_path if error.ctx else "burnish"
         _refuse(f"{error.format_message()} (see `{command} --help`)")
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except BrokenPipeError:  # whoever read the output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
