@@ -149,8 +149,8 @@ class ModelWrapper:
                 merge_lora(self.decoder, jnp.float32)  # as the masters are that will be trained
             self.adapter = None
             return []
-        if self.adapter is not None:
-            raise InputError("the model has an untrained adapter on already; train it, or load the model again")
+        if self.adapter is not None:  # two at once: no recipe says that, so no run of it could be loaded again
+            self.origin = replace(self.origin, source="", first=self.origin.base)
         self.adapter, names = add_lora(self.decoder, adapter, seed=seed)
         return names
 

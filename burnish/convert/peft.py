@@ -195,7 +195,7 @@ def load_peft(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Mode
             attach(linear, names, a, b, scale=parts[0].scale, dropout=dropout, generation=generation)
     tokenizer = Tokenizer.from_folder(path) if (path / "tokenizer.json").exists() else model.tokenizer
     # The base stays what it was: saved again, the adapters are relative to it.
-    return ModelWrapper(decoder, tokenizer, replace(model.origin, source=str(path.resolve())))
+    return ModelWrapper(decoder, tokenizer, replace(model.origin, source=str(path.resolve()), first=model.origin.base))
 
 
 # Options that are read, or that change nothing about a trained adapter's output.

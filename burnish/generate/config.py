@@ -37,8 +37,8 @@ class SamplingConfig(BaseModel):
     @field_validator("temperature")
     @classmethod
     def _divides(cls, value: float) -> float:
-        if 0 < value < 1e-4:
-            raise ValueError("use 0 for the likeliest token each time, or 0.0001 and more")
+        if 0 < value < 1e-30:
+            raise ValueError("use 0 for the likeliest token each time, or 1e-30 and more")
         return value
 
     @field_validator("stop", mode="before")

@@ -121,6 +121,9 @@ class Loop:
         if self.evaluate is None:
             return
         self.evaluation = {"step": self.done, **self.evaluate(self.state)}
+        if not math.isfinite(self.evaluation["eval_loss"]):
+            found = self.evaluation["eval_loss"]
+            raise InputError(f"step {self.done}: the held-out loss is {found}; lower optimizer.lr")
         for callback in self.callbacks:
             callback.on_evaluation(self.evaluation)
 

@@ -230,8 +230,8 @@ class Trainer:
             return None
         if not self.model.origin.source:
             raise InputError(
-                "this model was trained without a run directory, so a new run could not name what it started from: "
-                "save() it and load that, or give the first Trainer out="
+                "this model was trained without a run directory, or has two new adapters on: a run could not name "
+                "what it started from; save() it and load that, or give the first Trainer out="
             )
         run = RunFolder.reopen(self.out) if resume else RunFolder.create(self.out, self.recipe)
         stack.enter_context(closing(run))

@@ -45,7 +45,6 @@ _EXACT = {"original_max_position_embeddings": 32, "beta_fast": 3.0, "beta_slow":
 HONOURED = {
     "num_attention_heads": ("default", {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6}),
     "num_key_value_heads": ("default", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24}),
-    "num_hidden_layers": ("default", {"num_hidden_layers": 1}),
     "rms_norm_eps": ("default", {"rms_norm_eps": 0.05}),
     "rms_norm_eps, left out": ("large_eps", {"rms_norm_eps": None}),
     "hidden_act": ("default", {"hidden_act": "gelu"}),

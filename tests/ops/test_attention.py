@@ -1,6 +1,7 @@
 """Attention: both back ends against a loop in NumPy float64, and the properties that training rests on."""
 
 import functools
+import os
 import subprocess
 import sys
 import textwrap
@@ -426,7 +427,10 @@ def test_rows_sharded_over_devices_stay_where_they_are():
         # A flag a pair of blocks, five by five at this length, and the loss.
         assert arrays == {"pred[5,5]", "f32[]"}, crossing
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    # Threads enough for every device to wait in a collective at once: XLA takes their number from NPROC.
+    environment = {**os.environ, "NPROC": "32"}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 
 

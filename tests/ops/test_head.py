@@ -1,6 +1,7 @@
 """The head mapper against plain logits in float64, and what it promises not to compute, hold or move."""
 
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -362,7 +363,8 @@ SHARDED = """
 def test_sharded_batch() -> None:
     """Eight devices give what one gives, and no token's array is gathered on the way."""
     run = [sys.executable, "-c", textwrap.dedent(SHARDED)]
-    done = subprocess.run(run, capture_output=True, text=True)
+    # Threads enough for every device to wait in a collective at once: XLA takes their number from NPROC.
+    done = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "NPROC": "32"})
     assert done.stdout.strip() == "equal", done.stderr
 
 

@@ -135,7 +135,8 @@ def test_dropout_does_not_depend_on_the_cut(make_tiny) -> None:
 def run_on(devices: int, lora: bool) -> list:
     """Losses and gradient norms of a tiny run under several meshes of so many devices (tests/train/mesh_run.py)."""
     script = Path(__file__).with_name("mesh_run.py")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    # Threads enough for every device to wait in a collective at once: XLA takes their number from NPROC.
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "NPROC": "32"}
     done = subprocess.run(
         [sys.executable, str(script), str(devices), "lora" if lora else "full"],
         capture_output=True,

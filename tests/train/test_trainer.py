@@ -117,7 +117,7 @@ def test_two_runs_cannot_write_one_folder(make_tiny, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another run is writing here"):
         Trainer(model, None, SHORT, out=tmp_path / "run").train(ROWS)
     held.close()
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="holds a run that saved nothing"):
         Trainer(model, None, SHORT, out=tmp_path / "run").train(ROWS)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
