@@ -169,3 +169,8 @@ def _sync_directory(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def cache_folder() -> Path:
+    """Where fetched models and tokenised data are kept: `$BURNISH_CACHE`, or `~/.cache/burnish`."""
+    return Path(os.environ.get("BURNISH_CACHE") or Path.home() / ".cache" / "burnish")

@@ -1,7 +1,7 @@
 """A model as users hold it: module, tokenizer, and where it came from."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from flax import linen, nnx
 
 from burnish.adapt.config import LoraConfig
 from burnish.adapt.lora import Merged, add_lora, merge_lora, unmerge_lora
+from burnish.adapt.vocabulary import VocabularyConfig, grow_vocabulary, learn_tokens
 from burnish.config import build_config
 from burnish.errors import InputError
 from burnish.models.decoder import Decoder
@@ -30,7 +31,8 @@ class Origin:
 
     source: what was loaded, as `load` takes it (local paths are absolute; "" when no name stands for the model); path:
     the file or folder of the base's weights; family: its `model_type`; hf_config and generation_config: the base's
-    files as they were, so that what Burnish does not use is not lost; first: see `base`.
+    files as they were, so that what Burnish does not use is not lost; first: see `base`; base_rows: where the
+    vocabulary was extended, the rows of the base's embedding: embedding and head are part of the adapters then.
     """
 
     source: str
@@ -39,6 +41,7 @@ class Origin:
     hf_config: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     first: str | None = None
+    base_rows: int | None = None
 
     @property
     def base(self) -> str:
@@ -51,8 +54,9 @@ class Origin:
         After full training the run itself is the base of whatever adapter comes next; adapters trained together with
         what lies under them are relative to nothing that was kept.
         """
-        base = self.base if only_adapters(trained) else "" if adapted else run
-        return replace(self, source=run, first=base)
+        if only_adapters(trained, extended=self.base_rows is not None):
+            return replace(self, source=run, first=self.base)
+        return replace(self, source=run, first="" if adapted else run, base_rows=None)
 
 
 class ModelWrapper:
@@ -88,6 +92,7 @@ class ModelWrapper:
         self.tokenizer = tokenizer
         self.origin = origin or Origin(source=type(module).__name__)
         self.adapter: LoraConfig | None = None  # of the adapters put on since loading, as resolved
+        self.vocabulary = VocabularyConfig()  # of the tokens added since loading
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array | None = None, segment_ids: jax.Array | None = None
@@ -129,6 +134,36 @@ class ModelWrapper:
         """Whether adapters are on."""
         return any(generation_of(variable) is not None for _, variable in leaves(self.module).values())
 
+    def add_tokens(self, tokens: Sequence[str], *, pad_to_multiple_of: int | None = None) -> list[int]:
+        """Makes each token one id of the tokenizer, with rows in embedding and head; returns their ids, in order.
+
+        What the tokenizer has as one token already is left as it is; the others become special tokens. The wrapper has
+        a tokenizer of its own from then on. Adapters put on afterwards are trained together with the whole embedding
+        and head. Raises InputError for tokens that are empty or there twice, and when new adapters are on already.
+        """
+        given = {"add_tokens": tokens if isinstance(tokens, str) else list(tokens)}
+        asked = build_config(VocabularyConfig, {**given, "pad_to_multiple_of": pad_to_multiple_of}, place="vocabulary")
+        if asked == VocabularyConfig():
+            return []
+        if self.adapter is not None:
+            raise InputError("vocabulary.add_tokens: new adapters are on already; add tokens before add_lora()")
+        # Calls are recorded as one, which comes to the same as long as the multiple stays.
+        multiple, earlier = asked.pad_to_multiple_of, self.vocabulary.pad_to_multiple_of
+        if multiple and earlier and multiple != earlier:
+            raise InputError(f"vocabulary.pad_to_multiple_of: it was {earlier} before; leave it at that")
+        multiple = multiple or earlier
+        before, had, rows = self.require_tokenizer(), self.vocabulary.add_tokens, self.decoder.config.vocab_size
+        after, new = learn_tokens(before, asked.add_tokens)
+        ids = [after.encode(token)[0] for token in asked.add_tokens]
+        known = before.backend.get_vocab()
+        fresh = sorted(set(ids) - set(known.values()))
+        grow_vocabulary(self.decoder, sorted(id for token, id in known.items() if token not in had), fresh, multiple)
+        if new or self.decoder.config.vocab_size != rows:
+            self.origin = replace(self.origin, base_rows=self.origin.base_rows or rows)
+        self.tokenizer = after
+        self.vocabulary = VocabularyConfig(add_tokens=[*had, *new], pad_to_multiple_of=multiple)
+        return ids
+
     def add_lora(
         self, rank: int | None = None, alpha: float | None = None, *, seed: int = 0, **options: Any
     ) -> list[str]:
@@ -151,8 +186,17 @@ class ModelWrapper:
             return []
         if self.adapter is not None:  # two at once: no recipe says that, so no run of it could be loaded again
             self.origin = replace(self.origin, source="", first=self.origin.base)
-        self.adapter, names = add_lora(self.decoder, adapter, seed=seed)
+        extended = bool(self.vocabulary.add_tokens)
+        self.adapter, names = add_lora(self.decoder, adapter, seed=seed, with_embeddings=extended)
         return names
+
+    def note_run(self, run: str, trained: Iterable[str]) -> None:
+        """Notes that the model is what a run made of it, from the stored keys of what was trained.
+
+        run: its directory; "" when it has none. Adapters and tokens are no longer new from then on.
+        """
+        self.origin = self.origin.after_run(run, trained=trained, adapted=self.adapted)
+        self.adapter, self.vocabulary = None, VocabularyConfig()
 
     def save(self, folder: "str | os.PathLike[str]", *, dtype: Any = None) -> Path:
         """Writes a Hugging Face folder, adapters merged; see `burnish.convert.hf_out.save_hf`."""

@@ -106,8 +106,12 @@ def _merged_backward(saved: _Saved, g: jax.Array) -> tuple[jax.Array | None, ...
 merged_matmul.defvjp(_merged_forward, _merged_backward)
 
 
-def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> tuple[LoraConfig, list[str]]:
+def add_lora(
+    decoder: Decoder, config: LoraConfig, *, seed: int = 0, with_embeddings: bool = False
+) -> tuple[LoraConfig, list[str]]:
     """Puts a fresh adapter on every selected linear layer, in place.
+
+    with_embeddings: embedding and head are to be trained beside the adapters, whole.
 
     Returns the config with rank and alpha filled in, and the names of those layers.
 
@@ -138,6 +142,9 @@ def add_lora(decoder: Decoder, config: LoraConfig, *, seed: int = 0) -> tuple[Lo
                 dropout=config.dropout,
                 generation=generation,
             )
+    if with_embeddings:
+        for variable in [decoder.embed.weight, *([] if decoder.head is None else [decoder.head.kernel])]:
+            variable.set_metadata(generation=generation)
     return config, sorted(chosen)
 
 
@@ -215,9 +222,13 @@ def of_layer(names: Iterable[str], layer: int) -> frozenset[str]:
 
 
 class Merged(NamedTuple):
-    """What `merge_lora` replaced: by layer, the kernel before and the adapters it had."""
+    """What `merge_lora` replaced: by layer, the kernel before and the adapters it had.
+
+    generations: by stored key, which adapters' generation an embedding or head was trained with.
+    """
 
     layers: dict[str, tuple[jax.Array, list[LoRA]]]
+    generations: dict[str, int]
 
 
 def merge_lora(decoder: Decoder, dtype: Any = None) -> Merged:
@@ -233,7 +244,12 @@ def merge_lora(decoder: Decoder, dtype: Any = None) -> Merged:
             replaced[key] = (linear.kernel[...], list(linear.adapters))
             linear.kernel.set_value(linear.effective_kernel(dtype))
             linear.adapters = nnx.List([])
-    return Merged(replaced)
+    generations = {}
+    for key, (_, variable) in leaves(decoder).items():
+        if (generation := generation_of(variable)) is not None:
+            generations[key] = generation
+            variable.set_metadata(generation=None)
+    return Merged(replaced, generations)
 
 
 def unmerge_lora(decoder: Decoder, merged: Merged) -> None:
@@ -242,3 +258,5 @@ def unmerge_lora(decoder: Decoder, merged: Merged) -> None:
     for key, (kernel, adapters) in merged.layers.items():
         found[key][0].kernel.set_value(kernel)
         found[key][0].adapters = nnx.List(adapters)
+    for key, generation in merged.generations.items():
+        leaves(decoder)[key][1].set_metadata(generation=generation)

@@ -21,7 +21,7 @@ def evaluate_model(words: Sequence[str], options: dict[str, Any], as_json: bool)
     if recipe.model is None:
         raise InputError("model: not given; add --model")
     recipe = _with_run(recipe)
-    if (recipe.data.path is None) == (recipe.task.name is None):
+    if (recipe.data.source is None) == (recipe.task.name is None):
         raise InputError("give either records (--data FILE) or a task (--task reasoning_gym:TASK) to evaluate on")
     answer = _accuracy(recipe, as_json) if recipe.task.name else _perplexity(recipe, as_json)
     if as_json:
@@ -37,9 +37,9 @@ def _with_run(recipe: Recipe) -> Recipe:
     if not (run / CONFIG).exists():
         return recipe
     made_by = recipe_of_run(run)
-    data = {**made_by.data.model_dump(), "path": None, **recipe.data.model_dump(exclude_unset=True)}
+    data = {**made_by.data.model_dump(), "path": None, "sources": [], **recipe.data.model_dump(exclude_unset=True)}
     recipe = recipe.model_copy(update={"data": RecipeData(**data)})
-    if recipe.data.path is not None or recipe.task.name not in (None, made_by.task.name):
+    if recipe.data.source is not None or recipe.task.name not in (None, made_by.task.name):
         return recipe
     task = {**made_by.task.model_dump(), **recipe.task.model_dump(exclude_unset=True)}
     return recipe.model_copy(update={"task": RecipeTask(**task)})
@@ -47,7 +47,8 @@ def _with_run(recipe: Recipe) -> Recipe:
 
 def _perplexity(recipe: Recipe, as_json: bool) -> dict[str, Any]:
     model = load(str(recipe.model), dtype=recipe.dtype)
-    found = perplexity(model, str(recipe.data.path), recipe.data)
+    assert recipe.data.source is not None
+    found = perplexity(model, recipe.data.source, recipe.data)
     if not as_json:
         console = make_console()
         console.print(data_line("data", found.counts))

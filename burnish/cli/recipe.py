@@ -14,8 +14,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from burnish.adapt.config import LoraConfig
+from burnish.adapt.vocabulary import VocabularyConfig
 from burnish.config import build_config
-from burnish.data.config import DataConfig
+from burnish.data.config import DataConfig, SourceConfig
+from burnish.data.parts import Source, absolute
 from burnish.data.tasks import TaskConfig
 from burnish.errors import InputError
 from burnish.train.config import TrainerConfig
@@ -25,8 +27,26 @@ from burnish.train.run_folder import CONFIG, read_recipe, read_yaml
 class RecipeData(DataConfig):
     """`data`: where records are, and how they become rows of tokens."""
 
-    path: str | None = Field(default=None, description="A JSONL file to train on.")
-    eval_path: str | None = Field(default=None, description="A JSONL file to evaluate on; null: hold rows out.")
+    path: str | None = Field(
+        default=None, description="What to train on: a file, folder or glob (docs/data.md), or hf:ORG/NAME."
+    )
+    eval_path: str | None = Field(default=None, description="What to evaluate on; null: hold rows out.")
+    sources: list[SourceConfig] = Field(
+        default_factory=list, description="Several to train on, instead of path: {path, weight, name, format, ...}."
+    )
+
+    @property
+    def source(self) -> Source | None:
+        """What to train on; None where nothing is named. Raises InputError where both path and sources are."""
+        if self.path is not None and self.sources:
+            raise InputError("data.path and data.sources are both given; put the path among the sources")
+        return self.path if self.path is not None else self.sources or None
+
+    def absolute(self) -> "RecipeData":
+        """The same, with names that mean the same from any folder."""
+        paths = {name: absolute(value) for name in ("path", "eval_path") if (value := getattr(self, name)) is not None}
+        named = [each.model_copy(update={"path": absolute(each.path)}) for each in self.sources]
+        return self.model_copy(update={**paths, "sources": named})
 
 
 class RecipeTask(TaskConfig):
@@ -58,6 +78,7 @@ class Recipe(TrainerConfig):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Of weights and activations; null: float32 on a CPU, bfloat16 elsewhere."
     )
+    vocabulary: VocabularyConfig = Field(default_factory=VocabularyConfig)
     adapter: LoraConfig = Field(default_factory=LoraConfig)
     sft: SftConfig = Field(default_factory=SftConfig)
     data: RecipeData = Field(default_factory=RecipeData)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from burnish.data.encode import EncodeCounts, Encoded
+from burnish.data.examples import EncodeCounts, Encoded
 from burnish.train.callbacks import Callback, RunPlan
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def marked(example: Encoded, tokenizer: "Tokenizer", *, plain: bool) -> Text:
     """An example's text with what is trained marked: bold green, or ⟦ ⟧ where there is no colour."""
     text, start = Text(), 0
     for end in range(1, len(example.tokens) + 1):
-        if end < len(example.tokens) and example.loss_mask[end] == example.loss_mask[start]:
+        if end < len(example.tokens) and (example.weights[end] != 0) == (example.weights[start] != 0):
             continue
         piece = tokenizer.decode(example.tokens[start:end].tolist(), skip_special=False)
-        trained = bool(example.loss_mask[start])
+        trained = bool(example.weights[start])
         if trained and plain:
             piece = f"⟦{piece}⟧"
         text.append(piece, style="bold green" if trained else "dim")
@@ -66,11 +66,18 @@ def data_line(name: str, counts: EncodeCounts) -> str:
     line = f"{name}: {counts.kept} of {counts.rows} rows, {sizes}"
     notes = {
         "cut": counts.truncated,
+        "split in pieces": counts.split,
+        "split turn by turn": counts.split_turns,
         "dropped as too long": counts.dropped_too_long,
         "dropped with nothing left to learn": counts.dropped_no_target,
+        "dropped with too few tokens to learn": counts.dropped_few_trained,
+        "dropped as chosen and rejected are the same": counts.dropped_identical,
+        "dropped as unreadable": counts.dropped_unreadable,
+        "pieces dropped": counts.dropped_pieces,
     }
     said = [f"{number} {what}" for what, number in notes.items() if number]
-    return line + (f" ({', '.join(said)})" if said else "")
+    line += f" ({', '.join(said)})" if said else ""
+    return line + "".join(f"\n    {note}" for note in counts.notes)
 
 
 @contextmanager
@@ -94,6 +101,7 @@ class Narrator(Callback):
         self._bar: Any = None
         self._said = 0.0
         self._total = 0
+        self._streaming = False
 
     def on_start(self, plan: RunPlan) -> None:
         say = self._console.print
@@ -107,18 +115,22 @@ class Narrator(Callback):
         say("Plan", style="bold")
         say(f"  parameters {count(plan.parameters)}, trained {count(plan.trainable)}", end="")
         say(f" ({plan.trainable / plan.parameters:.2%})")
-        say(f"  {data_line('training', plan.train_counts)}")
+        self._streaming = plan.train_counts is None
+        said = "training: read as it goes" if plan.train_counts is None else data_line("training", plan.train_counts)
+        say(f"  {said}")
         say(f"  {data_line('held out', plan.eval_counts)}")
+        full = "" if plan.efficiency is None else f", rows {plan.efficiency:.0%} full"
         say(
             f"  steps {plan.done} to {plan.total}, each {plan.rows} rows of {plan.length} tokens "
-            f"in {plan.micro_batches} micro-batches, rows {plan.efficiency:.0%} full"
+            f"in {plan.micro_batches} micro-batches{full}"
         )
         say(f"  memory of a step {plan.memory_bytes / 2**30:.2f} GiB, compiled in {plan.compile_seconds:.0f} s")
         for lack in plan.lacks:
             say(f"  note: {lack}")
-        say("First example, trained tokens " + ("green" if self._console.is_terminal else "in ⟦ ⟧"), style="bold")
-        say(marked(plan.example, self._tokenizer, plain=not self._console.is_terminal))
-        say()
+        if plan.example is not None:
+            say("First example, trained tokens " + ("green" if self._console.is_terminal else "in ⟦ ⟧"), style="bold")
+            say(marked(plan.example, self._tokenizer, plain=not self._console.is_terminal))
+            say()
         if self._console.is_terminal:
             columns = [TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[said]}")]
             self._progress = Progress(*columns, TimeRemainingColumn(), console=self._console)
@@ -147,6 +159,8 @@ class Narrator(Callback):
 
     def on_end(self, result: "TrainResult") -> None:
         self.close()
+        if self._streaming:
+            self._console.print(data_line("read", result.rows))
         self._console.print(
             f"{result.steps} steps, {result.seconds:.0f} s with loading and compiling; saved in {result.out}"
         )

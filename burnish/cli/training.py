@@ -13,9 +13,9 @@ from rich.text import Text
 
 from burnish.cli.recipe import Recipe, read_words, recipe_of_run
 from burnish.cli.report import Narrator, make_console, progress_line
-from burnish.data.encode import Encoder
-from burnish.data.records import Record, read_records
-from burnish.data.split import split_holdout
+from burnish.data.dataset import Dataset, load_dataset
+from burnish.data.fit import fit_data, fit_tokenizer
+from burnish.data.parts import Source, sources_of
 from burnish.data.tasks import Problem, Task
 from burnish.errors import InputError
 from burnish.evaluate.accuracy import Accuracy, task_accuracy
@@ -32,31 +32,19 @@ def run_sft(words: Sequence[str], options: dict[str, Any], out: Path) -> None:
     """Fine-tunes as the recipe says, into a new run directory."""
     recipe = read_words(words, options)
     check_new(out.expanduser())
-    data = recipe.data
-    paths = {name: str(Path(path).resolve()) for name in ("path", "eval_path") if (path := getattr(data, name))}
-    recipe = recipe.model_copy(update={"data": data.model_copy(update=paths)})
+    recipe = recipe.model_copy(update={"data": recipe.data.absolute()})
     _train(recipe, out.expanduser(), resume=False)
 
 
 def resume_run(run: Path) -> None:
     """Goes on with a run from its last checkpoint."""
     recipe = recipe_of_run(run)
-    if recipe.data.path is None and recipe.task.name is None:
+    if recipe.data.source is None and recipe.task.name is None:
         raise InputError(
-            f"{run / CONFIG}: names neither data.path nor task.name, as for a run made in Python; go on with it there: "
+            f"{run / CONFIG}: names neither data nor task.name, as for a run made in Python; go on with it there: "
             "Trainer(..., out=...).train(dataset, resume=True)"
         )
     _train(recipe, run, resume=True)
-
-
-@dataclass(frozen=True)
-class Material:
-    """What is trained on, what is held out, and the task both came from, if one did."""
-
-    train: list[Record]
-    held_out: list[Record]
-    task: Task | None = None
-    problems: Sequence[Problem] = ()
 
 
 @dataclass(frozen=True)
@@ -68,56 +56,73 @@ class Look:
     accuracy: Accuracy | None
 
 
+@dataclass(frozen=True)
+class Scored:
+    """A task and the held-out problems that are scored before and after."""
+
+    task: Task
+    problems: Sequence[Problem]
+
+
 def _train(recipe: Recipe, out: Path, *, resume: bool) -> None:
     name = recipe.model
     if name is None:
         raise InputError("model: not given; add --model, or model: to the recipe")
+    source, eval_source, scored = _material(recipe)
     console = make_console()
     recipe = recipe.model_copy(update={"train": recipe.train.with_seed()})
-    material = _material(recipe)
     model = load(name, dtype=recipe.dtype)
-    before = None if resume else _look(model, material, recipe, console)
+    model.add_tokens(recipe.vocabulary.add_tokens, pad_to_multiple_of=recipe.vocabulary.pad_to_multiple_of)
+    data_config = fit_data(recipe.data, context=model.context, packing=model.features.packing)
+    recipe = recipe.model_copy(update={"data": data_config})
+    model.tokenizer = fit_tokenizer(model.require_tokenizer(), data_config)
+    data = load_dataset(source, eval_source, model.tokenizer, data_config)
+    before = None if resume else _look(model, data, scored, recipe, console)
     model.prepare(recipe.adapter, seed=recipe.train.seed or 0)
-    narrator = Narrator(console, model.require_tokenizer())
+    narrator = Narrator(console, model.tokenizer)
     trainer = Trainer(model, SFT(**recipe.sft.model_dump()), recipe, out=out, callbacks=[narrator])
     try:
         with _stopped_by_signals(trainer, console):
-            result = trainer.train(material.train, eval_dataset=material.held_out or None, resume=resume)
+            result = trainer.train(data, resume=resume)
     finally:
         narrator.close()
     if trainer.stopping:
         console.print(f"stopped after step {result.steps}; go on with: burnish resume {out}")
         raise typer.Exit(130)
-    _compare(console, before, _look(model, material, recipe, console))
-    console.print(f"next: burnish chat --model {out}")
+    _compare(console, before, _look(model, data, scored, recipe, console))
+    console.print(f"next: burnish chat --model {out}", style="bold")
 
 
-def _material(recipe: Recipe) -> Material:
-    data, name = recipe.data, recipe.task.name
-    if (data.path is None) == (name is None):
+def _material(recipe: Recipe) -> tuple[Source, Source | None, Scored | None]:
+    """What to train on and to evaluate on, and the task it came from, if one did; found before a model is loaded."""
+    data, source, name = recipe.data, recipe.data.source, recipe.task.name
+    if (source is None) == (name is None):
         raise InputError("give either records (--data FILE) or a task (--task reasoning_gym:TASK) to train on")
     if name is not None:
+        if data.streaming:
+            raise InputError("data.streaming: a task's problems are made, not read; set it to false")
         task = Task(name, recipe.task)
         train, held_out = task.train_and_heldout()
-        return Material(list(task.records(train)), list(task.records(held_out)), task, held_out)
-    records = read_records(str(data.path))
-    if data.eval_path is not None:
-        return Material(records, read_records(data.eval_path))
-    return Material(*split_holdout(records, data.holdout, data.seed))
+        scored = Scored(task, held_out) if recipe.task.score else None
+        return task.records(train), task.records(held_out), scored
+    assert source is not None
+    for each in (source, data.eval_path):
+        if each is not None:
+            sources_of(each, data)  # says now what is not there
+    return source, data.eval_path, None
 
 
-def _look(model: ModelWrapper, material: Material, recipe: Recipe, console: Console) -> Look | None:
-    if material.task is not None and recipe.task.score:
-        with progress_line(console, "scoring held-out problems", len(material.problems)) as advance:
+def _look(model: ModelWrapper, data: Dataset, scored: Scored | None, recipe: Recipe, console: Console) -> Look | None:
+    if scored is not None:
+        with progress_line(console, "scoring held-out problems", len(scored.problems)) as advance:
             accuracy = task_accuracy(
-                model, material.task, material.problems, max_tokens=recipe.task.max_tokens, on_progress=advance
+                model, scored.task, scored.problems, max_tokens=recipe.task.max_tokens, on_progress=advance
             )
         first = accuracy.answered[0]
-        return Look(material.task.prompt(first.problem), first.reply, accuracy)
-    if not material.held_out:
+        return Look(scored.task.prompt(first.problem), first.reply, accuracy)
+    if not len(data.held_out):
         return None
-    record = material.held_out[0]
-    prompt = Encoder(model.require_tokenizer(), recipe.data.system).prompt(record)
+    prompt = data.held_out[0].prompt.tolist()
     [completion] = generate(model, [prompt], SamplingConfig(max_tokens=recipe.task.max_tokens, temperature=0.0))
     return Look(model.require_tokenizer().decode(prompt), completion.text, None)
 

@@ -46,7 +46,7 @@ def save_hf(
     """
     decoder = model.decoder
     family = family_named(decoder.config.family)
-    tensors = list(_tensors(decoder, family, None if dtype is None else float_dtype(dtype)))
+    tensors = list(file_tensors(decoder, family, None if dtype is None else float_dtype(dtype)))
     with whole_folder(folder) as staging:
         write_shards(staging, tensors, shard_bytes)
         written = tensors[0].dtype.name
@@ -89,8 +89,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _tensors(decoder: Decoder, family: Family, dtype: np.dtype | None) -> Iterator[TensorOut]:
-    """Every parameter that a file holds, in the layout of files (a kernel is [out, in] there)."""
+def file_tensors(decoder: Decoder, family: Family, dtype: np.dtype | None) -> Iterator[TensorOut]:
+    """Every parameter that a file holds, adapters merged, in the layout of files (a kernel is [out, in] there).
+
+    dtype: of the tensors; None: as they are.
+    """
     adapters = {f"{key}.kernel": list(linear.adapters) for key, (linear, _) in linears(decoder).items()}
     for key, (leaf, variable) in leaves(decoder).items():
         if isinstance(variable, nnx.LoRAParam):

@@ -33,14 +33,14 @@ def hf_card(origin: Origin, *, parameters: int, dtype: str, merged_adapters: boo
     return _front_matter(origin, library="transformers", tags=["burnish", origin.family or "decoder"]) + _join(text)
 
 
-def peft_card(origin: Origin, *, parameters: int, base: str) -> str:
-    """The card of an adapter."""
+def peft_card(origin: Origin, *, parameters: int, base: str, rows: int | None = None) -> str:
+    """The card of an adapter; rows: of the embedding that lies beside it, where tokens were added."""
     text = [
         f"# A LoRA adapter for {_base_title(origin) or 'a language model'}",
         "",
         f"{parameters:,} adapter parameters, written by Burnish for the base model `{_shown(base)}`.",
         "",
-        *_peft_use(base, origin),
+        *_peft_use(base, origin, rows),
         "",
         "What it was trained on and what it is good at is not known to the program that wrote this card: add it here",
         "before you share the adapter.",
@@ -96,7 +96,7 @@ def _shown(base: str) -> str:
     return Path(base).name if Path(base).is_absolute() else base
 
 
-def _peft_use(base: str, origin: Origin) -> list[str]:
+def _peft_use(base: str, origin: Origin, rows: int | None) -> list[str]:
     converted = origin.path is not None and origin.path.suffix == ".gguf"
     given = "base/" if converted else _shown(base)
     text = []
@@ -117,6 +117,7 @@ def _peft_use(base: str, origin: Origin) -> list[str]:
         "from transformers import AutoModelForCausalLM",
         "",
         f'base = AutoModelForCausalLM.from_pretrained("{given}")',
+        *([] if rows is None else [f"base.resize_token_embeddings({rows})  # tokens were added"]),
         'model = PeftModel.from_pretrained(base, "path/to/this/folder")',
         "```",
     ]

@@ -4,6 +4,8 @@
     adapter_model.safetensors    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight  [rank, in]
                                  base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight  [out, rank]
 
+Where tokens were added, embedding and head lie beside them (`burnish.convert.peft_embeddings`).
+
 The layer there computes y = W x + (alpha / rank) B A x, with alpha / sqrt(rank) when `use_rslora` is set.
 """
 
@@ -26,6 +28,7 @@ from burnish.convert.families import Family
 from burnish.convert.hf import read_json
 from burnish.convert.hf_out import family_named, file_name, layer_array, write_json
 from burnish.convert.model_card import peft_card
+from burnish.convert.peft_embeddings import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX, embedding_tensors, take_embeddings
 from burnish.convert.safetensors_out import TensorOut, write_safetensors
 from burnish.data.tokenizer import Tokenizer
 from burnish.errors import InputError
@@ -33,9 +36,6 @@ from burnish.files import whole_folder
 from burnish.models.decoder import Decoder
 from burnish.models.paths import linears
 from burnish.wrapper import ModelWrapper
-
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
 
 
 class Adapter(NamedTuple):
@@ -58,13 +58,17 @@ def save_peft(model: ModelWrapper, folder: str | os.PathLike[str]) -> Path:
     """Writes the adapters of `model` as a PEFT folder, relative to the base the model was loaded from.
 
     Several adapters on one layer become one: their ranks are joined, and their scales folded into B where they differ.
+    Where tokens were added, the whole embedding and head go along, an adapter on the head merged into them.
+
     Raises InputError when there are no adapters, or when `folder` holds anything but an earlier export.
     """
     decoder = model.decoder
     family = family_named(decoder.config.family)
+    whole = embedding_tensors(model, family)
     adapters = {
         file_name(family, f"{name}.kernel").removesuffix(".weight"): adapter
         for name, adapter in _joined_adapters(decoder).items()
+        if not (whole and name == "head")
     }
     if not adapters:
         raise InputError("this model has no adapters to export; export the whole model (format hf) instead")
@@ -81,12 +85,18 @@ def save_peft(model: ModelWrapper, folder: str | os.PathLike[str]) -> Path:
             "export the whole model (format hf)"
         )
     with whole_folder(folder) as staging:
-        write_safetensors(staging / ADAPTER_WEIGHTS, _adapter_tensors(adapters))
-        write_json(staging / ADAPTER_CONFIG, _adapter_config(adapters, everything, base, dropout))
+        write_safetensors(staging / ADAPTER_WEIGHTS, [*_adapter_tensors(adapters), *whole])
+        config = _adapter_config(adapters, everything, base, dropout)
+        if whole:
+            modules = [tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in whole]
+            config |= {"modules_to_save": modules, "ensure_weight_tying": decoder.head is None}
+        write_json(staging / ADAPTER_CONFIG, config)
         if model.tokenizer is not None:
             model.tokenizer.save(staging)
         size = sum(adapter.a.size + adapter.b.size for adapter in adapters.values())
-        (staging / "README.md").write_text(peft_card(model.origin, parameters=size, base=base), encoding="utf-8")
+        rows = whole[0].shape[0] if whole else None
+        card = peft_card(model.origin, parameters=size, base=base, rows=rows)
+        (staging / "README.md").write_text(card, encoding="utf-8")
     return Path(folder)
 
 
@@ -117,7 +127,7 @@ def _adapter_tensors(adapters: Mapping[str, Adapter]) -> list[TensorOut]:
     tensors = []
     for module, adapter in adapters.items():
         for name, array in (("lora_A", adapter.a.T), ("lora_B", adapter.b.T)):
-            full = f"{_PREFIX}{module}.{name}.weight"
+            full = f"{PREFIX}{module}.{name}.weight"
             tensors.append(TensorOut(full, array.shape, np.dtype(np.float32), partial(np.asarray, array)))
     return tensors
 
@@ -180,8 +190,12 @@ def load_peft(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Mode
         model = load(base, dtype=dtype)
     except InputError as error:
         raise InputError(f"{place}: base_model_name_or_path: {error}") from None
-    decoder = model.decoder
-    adapters = _read_adapters(path, config, decoder, family_named(decoder.config.family))
+    decoder, base_rows = model.decoder, model.decoder.config.vocab_size
+    family = family_named(decoder.config.family)
+    tensors, extended = take_embeddings(_read_tensors(path / ADAPTER_WEIGHTS), config, decoder, family, path)
+    adapters = _read_adapters(path, tensors, config, decoder, family)
+    if "head" in adapters and extended:
+        raise InputError(f"{place}: lm_head has an adapter and was trained whole, too; merge it with peft first")
     if "head" in adapters and decoder.dtype != jnp.float32:
         raise InputError(f"{place}: an adapter on lm_head needs a float32 model; load it with dtype float32")
     # Layers share a stack where their adapters agree in place, rank and scale.
@@ -194,15 +208,29 @@ def load_peft(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Mode
             a, b = jnp.stack([part.a for part in parts]), jnp.stack([part.b for part in parts])
             attach(linear, names, a, b, scale=parts[0].scale, dropout=dropout, generation=generation)
     tokenizer = Tokenizer.from_folder(path) if (path / "tokenizer.json").exists() else model.tokenizer
+    rows = decoder.config.vocab_size
+    if tokenizer is not None and tokenizer.vocab_size > rows:
+        raise InputError(f"{path}: its tokenizer has {tokenizer.vocab_size} ids, for {rows} embeddings; copy it again")
     # The base stays what it was: saved again, the adapters are relative to it.
-    return ModelWrapper(decoder, tokenizer, replace(model.origin, source=str(path.resolve()), first=model.origin.base))
+    origin = replace(model.origin, source=str(path.resolve()), first=model.origin.base)
+    if extended:
+        origin = replace(origin, base_rows=origin.base_rows or base_rows)
+    return ModelWrapper(decoder, tokenizer, origin)
 
 
 # Options that are read, or that change nothing about a trained adapter's output.
 _HARMLESS = {
     *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "inference_mode"),
     *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"),
-    *("bias", "use_rslora", "init_lora_weights", "layers_to_transform", "layers_pattern", "revision"),
+    *(
+        "bias",
+        "modules_to_save",
+        "use_rslora",
+        "init_lora_weights",
+        "layers_to_transform",
+        "layers_pattern",
+        "revision",
+    ),
     *("megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
     *("runtime_config", "ensure_weight_tying"),
 }
@@ -225,14 +253,15 @@ def _check_options(config: Mapping[str, Any], place: Path) -> None:
         raise InputError(f"{place}: revision is {config['revision']!r}; only a base's main revision is loaded")
 
 
-def _read_adapters(path: Path, config: Mapping[str, Any], decoder: Decoder, family: Family) -> dict[str, Adapter]:
+def _read_adapters(
+    path: Path, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any], decoder: Decoder, family: Family
+) -> dict[str, Adapter]:
     """Adapters by our layer name, checked against the configuration and the decoder."""
     shapes = {
         file_name(family, f"{name}.kernel").removesuffix(".weight"): (name, tuple(linear.kernel.shape[-2:]))
         for linear, names in linears(decoder).values()
         for name in names
     }
-    tensors = _without_base_weights(_read_tensors(path / ADAPTER_WEIGHTS), decoder, family, path)
     modules = _modules(tensors, shapes, path / ADAPTER_WEIGHTS)
     _check_targets(modules, list(shapes), config, path)
     found = {}
@@ -242,7 +271,7 @@ def _read_adapters(path: Path, config: Mapping[str, Any], decoder: Decoder, fami
         alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha", 8), path / ADAPTER_CONFIG)
         pair = []
         for part, wanted in (("lora_A", (rank, n_in)), ("lora_B", (n_out, rank))):
-            key = f"{_PREFIX}{module}.{part}.weight"
+            key = f"{PREFIX}{module}.{part}.weight"
             if key not in tensors:
                 raise InputError(f"{path / ADAPTER_WEIGHTS}: tensor {key} is missing")
             if tensors[key].shape != wanted:
@@ -263,31 +292,11 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path}: not a whole safetensors file ({error}); copy it again") from None
 
 
-def _without_base_weights(
-    tensors: dict[str, np.ndarray], decoder: Decoder, family: Family, path: Path
-) -> dict[str, np.ndarray]:
-    """Drops copies of the base's embedding and head, which peft writes beside an adapter on the head.
-
-    Raises InputError when one was changed in training: an adapter alone cannot stand for it.
-    """
-    own = {"embed.weight": decoder.embed.weight[...]}
-    if decoder.head is not None:
-        own["head.kernel"] = decoder.head.kernel[...].T
-    kept = dict(tensors)
-    for name, array in own.items():
-        module = file_name(family, name).removesuffix(".weight")
-        for key in (f"{_PREFIX}{module}.weight", f"{_PREFIX}{module}.base_layer.weight"):
-            copy = kept.pop(key, None)
-            if copy is not None and not np.array_equal(copy.astype(array.dtype), array):
-                raise InputError(f"{path / ADAPTER_WEIGHTS}: tensor {key} is not the base's; merge it with peft first")
-    return kept
-
-
 def _modules(tensors: Mapping[str, Any], known: Mapping[str, Any], path: Path) -> list[str]:
     """Module paths that the tensors are for; InputError for a tensor that is no layer's lora_A or lora_B."""
     modules: dict[str, None] = {}
     for key in tensors:
-        match = re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.lora_[AB]\.weight", key)
+        match = re.fullmatch(rf"{re.escape(PREFIX)}(.+)\.lora_[AB]\.weight", key)
         if match is None or match[1] not in known:
             raise InputError(f"{path}: tensor {key} belongs to no linear layer of the base model")
         modules[match[1]] = None

@@ -8,7 +8,7 @@ is what Hugging Face transformers gives it (https://huggingface.co/docs/transfor
     strftime_now(format)        the local time
     x | tojson                  JSON as it is: no HTML escapes, non-ASCII kept
     {% break %}, {% continue %}
-    {% generation %} ... {% endgeneration %}    renders its body (the tag marks what the model writes)
+    {% generation %} ... {% endgeneration %}    marks what the model writes; `render_marked` finds it
 
 Every failure, the template's own refusal included, is an `InputError` of one line.
 """
@@ -16,16 +16,20 @@ Every failure, the template's own refusal included, is an `InputError` of one li
 import datetime
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import InputError
 
 if TYPE_CHECKING:
-    from jinja2 import Template, nodes
+    from jinja2 import Template
+    from jinja2 import nodes as jinja_nodes
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# Stands at both ends of what a template marks, while it is rendered; no text has it by chance.
+_MARK = re.compile("burnish-generation-4fc1b97d1f0e5a23")
 # Names under which a message's reasoning is passed, the standard one first. Templates read the first two.
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
@@ -72,6 +76,43 @@ class ChatTemplate:
         Raises:
           InputError: no messages, a message that is not plain data, or a template that refuses or fails.
         """
+        return self._render(self._template, messages, add_generation_prompt, tools, variables)
+
+    def render_marked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The whole conversation, and the (start, end) characters of what `{% generation %}` tags enclose.
+
+        Raises:
+          InputError: as `render`; or the template has no such tag.
+        """
+        if "generation" not in self.source.replace("add_generation_prompt", ""):
+            raise InputError(
+                f"chat template of {self.origin} marks nothing by {{% generation %}}; "
+                "set data.train_on to assistant, or use a template that has the tags"
+            )
+        text, spans = "", []
+        for number, piece in enumerate(_MARK.split(self._render(self._marking, messages, False, tools, variables))):
+            if number % 2:
+                spans.append((len(text), len(text) + len(piece)))
+            text += piece
+        return text, spans
+
+    @functools.cached_property
+    def _marking(self) -> "Template":
+        return _environment(marking=True).from_string(self.source)
+
+    def _render(
+        self,
+        template: "Template",
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
         if not messages:
             raise InputError("a conversation needs at least one message; this one has none")
         context = dict(variables or {})
@@ -80,7 +121,7 @@ class ChatTemplate:
         context["documents"] = None
         context["add_generation_prompt"] = add_generation_prompt
         try:
-            return self._template.render(context)
+            return template.render(context)
         except Exception as error:  # the template is a program: it can fail in any way Python can
             raise InputError(
                 f"chat template of {self.origin} did not take the conversation: {_one_line(error)}; "
@@ -124,20 +165,22 @@ def _plain(value: Any, place: str) -> Any:
 
 
 @functools.cache
-def _environment() -> "ImmutableSandboxedEnvironment":
-    from jinja2 import TemplateError
+def _environment(marking: bool = False) -> "ImmutableSandboxedEnvironment":
+    from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Scope
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
         tags = {"generation"}  # noqa: RUF012 - the attribute Jinja2 reads
 
-        def parse(self, parser: "Parser") -> "nodes.Node":
+        def parse(self, parser: "Parser") -> "jinja_nodes.Node":
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            if marking:
+                mark = nodes.Output([nodes.TemplateData(_MARK.pattern)])
+                body = [mark, *body, mark]
             # A scope of its own: what is set inside is not seen outside, as with the tag's original.
-            return Scope(body, lineno=line)
+            return nodes.Scope(body, lineno=line)
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)

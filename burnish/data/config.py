@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 FormatName = Literal[
     "auto",
@@ -97,3 +97,15 @@ class DataConfig(RowFormat):
     streaming: bool = Field(False, description="Read rows as they are needed: for files larger than memory.")
     shuffle_buffer: int = Field(10_000, ge=1, le=10**8, description="streaming: rows shuffled among each other.")
     cache: bool = Field(True, description="Keep tokenised files in the cache, to be used again.")
+
+    @model_validator(mode="after")
+    def _no_option_is_ignored(self) -> "DataConfig":
+        if self.overlap and self.truncate != "split":
+            raise ValueError(f"data.overlap: {self.overlap} goes with data.truncate=split; set one or the other")
+        if self.overlap > self.max_length - 2:
+            raise ValueError(f"data.overlap: {self.overlap} must be at most max_length - 2, {self.max_length - 2}")
+        if self.temperature is not None and self.streaming:
+            raise ValueError(
+                "data.temperature needs the sizes of the sources, which a stream does not know; give weights"
+            )
+        return self

@@ -1,55 +1,121 @@
-"""From what a caller has (a file, records, examples) to encoded examples for training and for evaluation."""
+"""From what a caller has (files, rows, records) to examples for training and for evaluation."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from burnish.data.batches import Shard, TrainBatches
+from burnish.data.cache import cached
 from burnish.data.config import DataConfig
-from burnish.data.encode import EncodeCounts, Encoded, encode_records
-from burnish.data.records import ChatRecord, Record, TextRecord, read_records, records_from_rows
+from burnish.data.examples import EncodeCounts, Examples, join_sources
+from burnish.data.parts import Part, Source, sources_of, unique_names
+from burnish.data.records import ChatRecord, TextRecord, TokensRecord
+from burnish.data.rows import RowEncoder
 from burnish.data.split import split_holdout
+from burnish.data.stream import StreamBatches
+from burnish.errors import InputError
 
 if TYPE_CHECKING:
     from burnish.data.tokenizer import Tokenizer
 
-Source = str | Path | Iterable[Mapping[str, Any]] | Sequence[Record]
-"""A JSONL file, rows with `messages` or `prompt` and `completion`, or records already read."""
+# Options that decide the tokens of an example, and which examples are held out.
+_ENCODING = {
+    *("chat_template", "template_variables", "system", "train_on", "rewritten_turns", "bad_rows", "max_length"),
+    *("truncate", "overlap", "min_trained_tokens"),
+}
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Encoded examples, and what became of the rows they were made from."""
+class Dataset:
+    """What to train on and to evaluate on, of one or more sources.
 
-    encoded: list[Encoded] = field(default_factory=list)
-    counts: EncodeCounts = field(default_factory=EncodeCounts)
+    Attributes:
+        parts: the sources to train on; their number is what `Examples.sources` holds.
+        train: their examples; None where they are read as training goes on (`data.streaming`).
+        held_out: examples to evaluate on; may be empty.
+        held_out_names: what the sources of those are called.
+    """
+
+    parts: Sequence[Part]
+    train: Examples | None
+    held_out: Examples
+    held_out_names: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the sources to train on are called."""
+        return unique_names([part.name for part in self.parts])
+
+    def batches(
+        self, tokenizer: "Tokenizer", batch_size: int, config: DataConfig, shard: Shard = Shard()
+    ) -> TrainBatches | StreamBatches:
+        """Training batches of `batch_size` rows, over all processes."""
+        if self.train is None:
+            return StreamBatches(self.parts, tokenizer, batch_size, config, shard)
+        weights = [part.weight for part in self.parts]
+        return TrainBatches(self.train, batch_size, config, weights=weights, shard=shard)
+
+
+def load_dataset(source: Source, eval_source: Source | None, tokenizer: "Tokenizer", config: DataConfig) -> Dataset:
+    """Encodes what is given; of a stream only what it is evaluated on.
+
+    Without an evaluation source, `config.holdout` of each source's rows are held out; `held_out` is empty when there is
+    no source for it and `holdout` is 0, or rows are streamed.
+
+    Raises:
+        InputError: rows that cannot be read, none that are left, or rows to be held out of a stream.
+    """
+    parts = sources_of(source, config)
+    holdout = config.holdout if eval_source is None else 0.0
+    if config.streaming and holdout:
+        if "holdout" in config.model_fields_set:
+            raise InputError("data.holdout: a stream is read once; give data.eval_path, or set data.holdout=0")
+        holdout = 0.0
+    sides = [] if config.streaming else [_load(part, tokenizer, config, holdout) for part in parts]
+    train = join_sources([side["train"] for side in sides]) if sides else None
+    if eval_source is None:
+        held_parts = parts
+        held = join_sources([side["held_out"] for side in sides] or [Examples.of([])])
+    else:
+        held_parts = sources_of(eval_source, config)
+        held = join_sources([_load(part, tokenizer, config, 0.0)["train"] for part in held_parts])
+    return Dataset(parts, train, held, unique_names([part.name for part in held_parts]))
 
 
 def load_examples(source: Source, tokenizer: "Tokenizer", config: DataConfig) -> Examples:
     """Every row of a source, encoded."""
-    return Examples(*encode_records(_records(source), tokenizer, config))
+    return join_sources([_load(part, tokenizer, config, 0.0)["train"] for part in sources_of(source, config)])
 
 
-def load_split(
-    source: Source, eval_source: Source | None, tokenizer: "Tokenizer", config: DataConfig
-) -> tuple[Examples, Examples]:
-    """(training, evaluation) examples; without an evaluation source, `config.holdout` of the rows are held out.
+def _load(part: Part, tokenizer: "Tokenizer", config: DataConfig, holdout: float) -> dict[str, Examples]:
+    """{"train": examples, "held_out": examples}; from the cache where there is a file behind it."""
 
-    Evaluation examples are empty when there is no source for them and `holdout` is 0.
-    """
-    records = _records(source)
-    if eval_source is not None:
-        held = load_examples(eval_source, tokenizer, config)
+    def make() -> dict[str, Examples]:
+        return _encode(part, tokenizer, config, holdout)
+
+    if part.file is None or not config.cache:
+        return make()
+    key = {
+        "rows": part.file.fingerprint(),
+        "form": part.form.model_dump(include={"format", "columns"}),
+        "tokenizer": tokenizer.fingerprint,
+        "options": config.model_dump(include=_ENCODING),
+        "concat": config.packing == "concat",
+        "holdout": [holdout, config.seed if holdout else 0],
+    }
+    return cached(key, make)
+
+
+def _encode(part: Part, tokenizer: "Tokenizer", config: DataConfig, holdout: float) -> dict[str, Examples]:
+    encoder, counts = RowEncoder(tokenizer, config, part.form), EncodeCounts()
+    if part.given and all(isinstance(each, ChatRecord | TextRecord | TokensRecord) for each in part.given):
+        records = list(part.given)
     else:
-        records, held_records = split_holdout(records, config.holdout, config.seed)
-        held = Examples(*encode_records(held_records, tokenizer, config)) if held_records else Examples()
-    return Examples(*encode_records(records, tokenizer, config)), held
-
-
-def _records(source: Source) -> list[Record]:
-    if isinstance(source, str | Path):
-        return read_records(source)
-    rows = list(source)
-    if rows and all(isinstance(row, ChatRecord | TextRecord) for row in rows):
-        return rows  # type: ignore[return-value]
-    return records_from_rows(rows)  # type: ignore[arg-type]
+        records = list(encoder.records(part.rows(), counts))
+    if not records and not counts.rows:
+        raise InputError(f"{part.place} holds no records")
+    kept, held = split_holdout(records, holdout, config.seed)
+    return {
+        "train": encoder.encode_all(kept, counts),
+        "held_out": encoder.encode_all(held, EncodeCounts()) if held else Examples.of([]),
+    }

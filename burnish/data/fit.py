@@ -1,9 +1,13 @@
 """Fits the data section to what a model can take."""
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from burnish.data.config import DataConfig
+from burnish.data.named_templates import template_text, use_template
 from burnish.errors import InputError
+
+if TYPE_CHECKING:
+    from burnish.data.tokenizer import Tokenizer
 
 Config = TypeVar("Config", bound=DataConfig)
 
@@ -11,11 +15,14 @@ Config = TypeVar("Config", bound=DataConfig)
 def fit_data(config: Config, *, context: int | None, packing: bool) -> Config:
     """The config for a model with a context of so many tokens (None: no bound known) that takes packed rows or not.
 
-    `max_length` that nobody set is cut to the context. Raises InputError when one that was set is longer.
+    `max_length` that nobody set is cut to the context; a template's file is replaced by its text, so that the config
+    says all. Raises InputError when a `max_length` that was set is longer than the context, or there is no such file.
     """
     changes: dict[str, object] = {}
-    if config.packing and not packing:
-        changes["packing"] = False
+    if config.packing != "none" and not packing:
+        changes["packing"] = "none"
+    if config.chat_template is not None:
+        changes["chat_template"] = template_text(config.chat_template)
     if context is not None and config.max_length > context:
         if "max_length" in config.model_fields_set:
             raise InputError(
@@ -23,3 +30,8 @@ def fit_data(config: Config, *, context: int | None, packing: bool) -> Config:
             )
         changes["max_length"] = context
     return config.model_copy(update=changes)
+
+
+def fit_tokenizer(tokenizer: "Tokenizer", config: DataConfig) -> "Tokenizer":
+    """The tokenizer with the chat template that the config names, if it names one."""
+    return tokenizer if config.chat_template is None else use_template(tokenizer, config.chat_template)

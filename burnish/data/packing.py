@@ -3,34 +3,69 @@
     lengths 5 3 4 2, row length 8          segment_ids  1 1 1 1 1 2 2 2      tokens of examples 0 and 1
     plan: [[0, 1], [2, 3]]                              1 1 1 1 2 2 0 0      2 and 3, then padding
 
-A batch is a dict of arrays [rows, length]: `tokens`, `targets`, `segment_ids`, `positions`, `example_ids`
-int32 and `weights` float32. `targets[t]` is the next token of the same segment and `weights[t]` the loss
+A batch is a dict of arrays [rows, length]: `tokens`, `targets`, `segment_ids`, `positions`, `example_ids`,
+`source_ids` int32 and `weights` float32. `targets[t]` is the next token of the same segment and `weights[t]` the loss
 weight of predicting it; both are 0 at a segment's last token and on padding. Segments count from 1 in each
-row, 0 is padding; positions restart at 0 in each segment; `example_ids` is -1 on padding. Nothing is ever
-told from a token's id.
+row, 0 is padding; positions restart at 0 in each segment; `example_ids` and `source_ids` are -1 on padding. Nothing
+is ever told from a token's id.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from burnish.data.encode import Encoded
+from burnish.data.config import DataConfig
+from burnish.data.examples import Examples
 
 Batch = dict[str, np.ndarray]
 
-# Rows kept open for a later example to fill. 1,024 packs within 1 % of sorting everything by length, and
-# bounds both the time an example takes and how far it can move from its place in the shuffled order.
-OPEN_ROWS = 1024
+
+class Piece(NamedTuple):
+    """Tokens `start` to `end` of an example (an index into the examples)."""
+
+    example: int
+    start: int
+    end: int
 
 
-def pack(lengths: Sequence[int] | np.ndarray, row_length: int, open_rows: int = OPEN_ROWS) -> list[list[int]]:
+Row = list[Piece]
+
+
+def plan_rows(order: Iterable[int], lengths: np.ndarray, config: DataConfig) -> list[Row]:
+    """Lays examples in rows of `config.max_length` tokens, in the way `config.packing` names.
+
+    Args:
+        order: indices of examples, in the order they come.
+        lengths: tokens of each example, by index.
+    """
+    order = list(order)
+    if config.packing == "none":
+        return [[Piece(index, 0, int(lengths[index]))] for index in order]
+    if config.packing == "concat":
+        return _concatenate(order, lengths, config.max_length, config.max_segments)
+    plan = pack(lengths[order], config.max_length, config.lookahead, config.max_segments, config.packing == "first_fit")
+    return [[Piece(order[place], 0, int(lengths[order[place]])) for place in row] for row in plan]
+
+
+def pack(
+    lengths: Sequence[int] | np.ndarray,
+    row_length: int,
+    open_rows: int = 1024,
+    max_segments: int | None = None,
+    first_fit: bool = False,
+) -> list[list[int]]:
     """Best-fit packing: each example goes to the open row it leaves the least space in, else to a new row.
 
     Args:
         lengths: tokens of each example, each at most `row_length`.
         row_length: tokens of a row.
-        open_rows: at most this many rows stay open; beyond it the fullest is closed.
+        open_rows: at most this many rows stay open; beyond it the fullest is closed (first-fit: the oldest). 1,024
+            pack within 1 % of sorting everything by length, and bound both the time an example takes and how far it
+            can move from its place in the shuffled order.
+        max_segments: most examples of a row.
+        first_fit: take the oldest open row with room instead of the fullest.
 
     Returns:
         For each row the indices of its examples, in the order they came. Ties go to the older row, so the
@@ -40,25 +75,56 @@ def pack(lengths: Sequence[int] | np.ndarray, row_length: int, open_rows: int = 
     Algorithms", SIAM Journal on Computing, 1974.
     """
     rows: list[list[int]] = []
-    spaces: list[tuple[int, int]] = []  # (free tokens, row) of the open rows, ascending
+    # (free tokens, row) ascending for best fit; in order of age for first fit.
+    spaces: list[tuple[int, int]] = []
     for index, length in enumerate(np.asarray(lengths).tolist()):
         if not 0 < length <= row_length:
             raise ValueError(f"example {index} has {length} tokens; a row holds 1 to {row_length}")
-        found = bisect_left(spaces, (length, -1))
+        if first_fit:
+            found = next((at for at, (space, _) in enumerate(spaces) if space >= length), len(spaces))
+        else:
+            found = bisect_left(spaces, (length, -1))
         if found < len(spaces):
             space, row = spaces.pop(found)
         else:
             space, row = row_length, len(rows)
             rows.append([])
         rows[row].append(index)
-        if space > length:
-            insort(spaces, (space - length, row))
+        if space > length and (max_segments is None or len(rows[row]) < max_segments):
+            left = (space - length, row)
+            if first_fit:
+                insort(spaces, left, key=lambda each: each[1])
+            else:
+                insort(spaces, left)
         if len(spaces) > open_rows:
             spaces.pop(0)
     return rows
 
 
-def batch_arrays(examples: Sequence[Encoded], rows: Sequence[Sequence[int]], row_length: int) -> Batch:
+def _concatenate(order: Sequence[int], lengths: np.ndarray, row_length: int, max_segments: int | None) -> list[Row]:
+    """Rows filled to the last slot; an example that is cut goes on in the next row.
+
+    It goes on with the last token of its first part, so that every token is predicted once. One token alone at the end
+    of a row would predict nothing: the slot stays empty.
+    """
+    rows: list[Row] = [[]]
+    space = row_length
+    for index in order:
+        start, end = 0, int(lengths[index])
+        while True:
+            if space < 2 or len(rows[-1]) == max_segments:
+                rows.append([])
+                space = row_length
+            taken = min(space, end - start)
+            rows[-1].append(Piece(index, start, start + taken))
+            space -= taken
+            if start + taken == end:
+                break
+            start += taken - 1
+    return rows if rows[0] else []
+
+
+def batch_arrays(examples: Examples, rows: Sequence[Row], row_length: int) -> Batch:
     """The arrays of some rows of a plan, each [rows, row_length]; a row without examples is padding."""
     batch: Batch = {
         name: np.full((len(rows), row_length), fill, dtype=dtype)
@@ -69,45 +135,40 @@ def batch_arrays(examples: Sequence[Encoded], rows: Sequence[Sequence[int]], row
             ("segment_ids", np.int32, 0),
             ("positions", np.int32, 0),
             ("example_ids", np.int32, -1),
+            ("source_ids", np.int32, -1),
         )
     }
-    chosen = [examples[index] for row in rows for index in row]
-    if not chosen:
+    pieces = np.array([piece for row in rows for piece in row], np.int64).reshape(-1, 3)
+    if not len(pieces):
         return batch
-    lengths = np.array([len(example.tokens) for example in chosen])
-    # Each example's first slot in the flattened batch, then each token's.
-    starts = np.concatenate(
-        [number * row_length + _offsets(lengths_of_row) for number, lengths_of_row in _by_row(lengths, rows)]
-    )
-    positions = np.arange(lengths.sum()) - np.repeat(_offsets(lengths), lengths)
-    slots = np.repeat(starts, lengths) + positions
-    tokens = np.concatenate([example.tokens for example in chosen])
-    loss_mask = np.concatenate([example.loss_mask for example in chosen])
-    followed = np.append(positions[1:] > 0, False)  # the next token belongs to the same example
+    index, lengths = pieces[:, 0], pieces[:, 2] - pieces[:, 1]
+    per_row = [len(row) for row in rows]
+    number = np.repeat(np.arange(len(rows)), per_row)
+    # Each piece's first slot in the flattened batch, and its first token among all examples' tokens.
+    before = _offsets(lengths)
+    first_of_row = np.repeat(before[_offsets(np.array(per_row))[np.array(per_row) > 0]], [n for n in per_row if n])
+    slots_from = number * row_length + before - first_of_row
+    tokens_from = examples.starts[index] + pieces[:, 1]
+    positions = np.arange(lengths.sum()) - np.repeat(before, lengths)
+    slots = np.repeat(slots_from, lengths) + positions
+    found = np.repeat(tokens_from, lengths) + positions
+    followed = np.append(positions[1:] > 0, False)  # the next token belongs to the same piece
+    after = np.where(followed, found + 1, found)
+    segment = np.concatenate([np.arange(n) + 1 for n in per_row])
     values = {
-        "tokens": tokens,
-        "targets": np.where(followed, np.roll(tokens, -1), 0),
-        "weights": np.where(followed, np.roll(loss_mask, -1), False),
-        "segment_ids": np.repeat(np.concatenate([np.arange(len(row)) + 1 for row in rows]), lengths),
+        "tokens": examples.tokens[found],
+        "targets": np.where(followed, examples.tokens[after], 0),
+        "weights": np.where(followed, examples.weights[after], 0),
+        "segment_ids": np.repeat(segment, lengths),
         "positions": positions,
-        "example_ids": np.repeat([example.example_id for example in chosen], lengths),
+        "example_ids": np.repeat(examples.ids[index], lengths),
+        "source_ids": np.repeat(examples.sources[index], lengths),
     }
     for name, value in values.items():
         batch[name].reshape(-1)[slots] = value
     return batch
 
 
-def efficiency(batch: Batch) -> float:
-    """Real tokens per slot, 0 to 1."""
-    return float((batch["segment_ids"] > 0).mean())
-
-
 def _offsets(lengths: np.ndarray) -> np.ndarray:
     """Where each of several pieces laid end to end starts."""
     return np.cumsum(lengths) - lengths
-
-
-def _by_row(lengths: np.ndarray, rows: Sequence[Sequence[int]]) -> list[tuple[int, np.ndarray]]:
-    """The lengths of each row's examples, with the row's number."""
-    ends = np.cumsum([len(row) for row in rows])
-    return list(enumerate(np.split(lengths, ends[:-1])))

@@ -5,7 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 
-from burnish.data.records import Record, TextRecord
+from burnish.data.records import Record, TextRecord, TokensRecord
 from burnish.errors import InputError
 
 
@@ -44,11 +44,14 @@ def split_holdout(records: Sequence[Record], fraction: float, seed: int) -> tupl
 
 
 def _prompt(record: Record) -> str:
-    """What comes before the first trained answer; the whole row where no user turn does."""
+    """What comes before the first answer; the whole row where nothing is asked before one."""
+    if isinstance(record, TokensRecord):
+        learned = next((i for i, weight in enumerate(record.weights) if weight), 0)
+        return f"tokens\n{record.tokens[:learned] or record.tokens}"
     if isinstance(record, TextRecord):
         # As the two turns it may become, so that both spellings of a row meet.
         return _prompt(record.as_chat()) if record.prompt else f"text\n{record.completion}"
     answers = (i for i, m in enumerate(record.messages) if m["role"] == "assistant" and i >= record.first_trained)
-    before = record.messages[: next(answers)]
+    before = record.messages[: next(answers, len(record.messages))]
     asked = any(message["role"] == "user" for message in before)
     return json.dumps(before if asked else record.messages, sort_keys=True)

@@ -11,12 +11,17 @@ asked for: `encode` gives the text's ids alone, and one BOS where the model want
 
 import copy
 import functools
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from burnish.data import tokenizer_files as files
+from burnish.data.words import Words
 from burnish.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,6 +47,7 @@ class Tokenizer:
       vocab_size: number of tokens, added ones included. A model may have more rows than that, for padding.
       bos_id, eos_id, pad_id: ids of the named tokens, or None. Never tell padding by id: pad may equal eos.
       adds_bos: whether the model wants a BOS before its text.
+      added_ids: ids of the added tokens: found in a text before anything else, whatever stands around them.
       special_ids: ids that `decode` leaves out.
     """
 
@@ -70,7 +76,7 @@ class Tokenizer:
         self.eos_id = self._id_of("eos_token")
         self.pad_id = self._id_of("pad_token")
         added = backend.get_added_tokens_decoder()
-        self._added_ids = frozenset(added)
+        self.added_ids = frozenset(added)
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.adds_bos, self._adds_eos = files.wrapping(
             backend, self.special_tokens.get("bos_token"), self.special_tokens.get("eos_token")
@@ -96,26 +102,32 @@ class Tokenizer:
         _check_text(text)
         return self._with_bos(self.backend.encode(text, add_special_tokens=False).ids, add_bos)
 
-    def encode_batch(self, texts: Sequence[str], add_bos: bool = False) -> list[list[int]]:
-        """`encode` of several texts, on all cores."""
-        for text in texts:
-            _check_text(text)
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self._with_bos(encoding.ids, add_bos) for encoding in encodings]
-
     def _with_bos(self, ids: list[int], add_bos: bool) -> list[int]:
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """`encode`, and for each token the `(start, end)` characters of the text that it stands for.
+    def encode_with_starts(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode`, and for each token the character of the text that it starts at (int64 [tokens]).
 
-        Tokens that share a character (a rare one, cut into bytes) have the same offsets.
+        Tokens that share a character (a rare one, cut into bytes) start at the same.
         """
+        found = self._words.encode(text) if self._words else None
+        if found is not None:
+            return found
         _check_text(text)
         encoding = self.backend.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+        return encoding.ids, np.array([start for start, _ in encoding.offsets], np.int64)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The same for tokenizers that give the same ids and render the same; of another session, too."""
+        parts = [self.backend.to_str(), self.special_tokens, self.chat_templates, self.adds_bos]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    @functools.cached_property
+    def _words(self) -> Words | None:
+        return Words.of(self.backend)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of token ids. Bytes that are no UTF-8 become U+FFFD."""
@@ -136,7 +148,7 @@ class Tokenizer:
         """
         other = copy.copy(self)
         other.chat_templates = {"default": source}
-        for cached in ("stop_ids", "_compiled"):
+        for cached in ("stop_ids", "_compiled", "fingerprint"):
             other.__dict__.pop(cached, None)
         other._template(with_tools=False)
         return other
@@ -161,6 +173,17 @@ class Tokenizer:
         """
         template = self._template(with_tools=tools is not None)
         return template.render(messages, add_generation_prompt, tools, {**self.special_tokens, **variables})
+
+    def render_marked(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """A whole conversation, and the (start, end) characters of what its template marks by `{% generation %}`.
+
+        Raises:
+          InputError: as `render`; or the template marks nothing.
+        """
+        template = self._template(with_tools=tools is not None)
+        return template.render_marked(messages, tools, {**self.special_tokens, **variables})
 
     @functools.cached_property
     def _compiled(self) -> dict[str, "ChatTemplate"]:
@@ -199,7 +222,7 @@ class Tokenizer:
             return None
         _, found, tail = text.rpartition(probe)
         first = self.encode(tail.lstrip())[:1] if found else []
-        return first[0] if first and first[0] in self._added_ids else None
+        return first[0] if first and first[0] in self.added_ids else None
 
     # ---- files
 

@@ -1,159 +1,246 @@
-"""Where in a rendered conversation the assistant's turns lie.
+"""Where in a rendered conversation that lies which is to be learned.
 
     <|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n
                                                            ^------------^ learned
 
 A turn starts where the messages before it end when they are rendered with the generation prompt, which is the
-very text generation is given. It ends behind the terminator the template writes after the content; the white
-space that follows belongs to nobody. Everything is found in one rendering of the whole conversation, so no
-family of templates needs code of its own.
+very text generation is given. It ends where the messages up to it end, terminator included; the white space that
+follows belongs to nobody. Both are found in one rendering of the whole conversation, so no family of templates
+needs code of its own.
+
+Some templates write an earlier turn otherwise once later ones are there (Qwen3 takes its reasoning out). What such
+a conversation shows is not what was generated then: each of its turns becomes a text of its own, that ends with it.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from burnish.data.config import DataConfig
 from burnish.data.records import ChatRecord
 from burnish.errors import InputError
 
 if TYPE_CHECKING:
     from burnish.data.tokenizer import Tokenizer
 
+Turn = tuple[int, float]
+"""A message's number, and its loss weight."""
+
 
 @dataclass(frozen=True)
 class Rendered:
-    """A text and the (start, end) characters of what is learned in it.
+    """A text, and (start, end, weight) of the characters that are learned in it, in order.
 
     `terminated` is false where the template writes nothing after an answer, so that EOS has to end it.
     """
 
     text: str
-    spans: list[tuple[int, int]]
+    spans: list[tuple[int, int, float]]
     terminated: bool = True
+
+
+class _Rewritten(Exception):
+    """A template wrote a turn otherwise when more of the conversation was there."""
 
 
 @dataclass
 class TurnFinder:
-    """Renders conversations and finds their trained turns.
+    """Renders conversations and finds what is learned in them.
 
     Args:
         tokenizer: renders.
-        system: message put before conversations that have no system message.
+        config: `train_on`, `system`, `template_variables` and `rewritten_turns` are read.
 
     Raises:
         InputError: a system message, but no chat template to put it in.
     """
 
     tokenizer: "Tokenizer"
-    system: str | None = None
-    # What the template writes after an answer, white space included; found at the first conversation.
-    _ending: str | None = field(default=None, init=False)
+    config: DataConfig
 
     def __post_init__(self) -> None:
-        if self.system is not None and self.tokenizer.chat_template is None:
+        if self.config.system is not None and self.tokenizer.chat_template is None:
             raise InputError("data.system is set, but the model has no chat template; remove data.system")
 
-    def render(self, chat: ChatRecord) -> Rendered:
-        """The conversation up to the end of its last assistant turn; nothing learned sees what follows.
+    def render(self, chat: ChatRecord) -> list[Rendered]:
+        """The conversation as one text, or as several where its template rewrites turns; none has nothing to learn.
 
         Raises:
             InputError: the model has no chat template, or the template refuses the messages or renders the
                 conversation so that its turns cannot be told apart.
         """
-        chat = self._whole(chat)
-        turns = _trained_turns(chat)
-        text = self._template(chat)
-        if self._ending is None:
-            self._ending = self._turn_ending(chat, turns[-1])
-        terminator = self._ending.rstrip()
+        if self.tokenizer.chat_template is None:
+            raise InputError("a conversation, but the model has no chat template; set data.chat_template")
+        chat = self._with_system(chat)
+        if self.config.train_on == "generation":
+            return self._marked(chat)
+        if self.config.train_on == "all":
+            return self._everything(chat)
+        turns = self._trained(chat)
+        if not turns:
+            return []
+        try:
+            return [self._together(chat, turns)]
+        except _Rewritten as rewritten:
+            if len(turns) == 1:
+                raise InputError(f"{rewritten}; use another chat template") from None
+            if self.config.rewritten_turns == "refuse":
+                raise InputError(f"{rewritten}; set data.rewritten_turns=split to learn each turn by itself") from None
+        return [self._alone(chat, turn) for turn in turns]
+
+    def _with_system(self, chat: ChatRecord) -> ChatRecord:
+        if self.config.system is None or any(message["role"] == "system" for message in chat.messages):
+            return chat
+        return replace(
+            chat,
+            messages=({"role": "system", "content": self.config.system}, *chat.messages),
+            first_trained=chat.first_trained + 1,
+            weights=(None, *chat.weights) if chat.weights else (),
+        )
+
+    # ---- which turns
+
+    def _trained(self, chat: ChatRecord) -> list[Turn]:
+        """What the recipe trains on, where the row itself says nothing of a message."""
+        answers = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant" and i >= chat.first_trained]
+        if self.config.train_on == "last_turn":
+            answers = answers[-1:]
+        elif self.config.train_on == "completion":
+            asked = max((i for i, m in enumerate(chat.messages) if m["role"] == "user"), default=-1)
+            answers = [i for i in answers if i > asked]
+        weights = dict.fromkeys(answers, 1.0)
+        for number, weight in enumerate(chat.weights):
+            if weight is None:
+                continue
+            if weight > 0 and chat.messages[number]["role"] != "assistant":
+                raise InputError(
+                    f"message {number}: a {chat.messages[number]['role']} turn that asks to be learned; "
+                    "set data.train_on=all, or take its flag off"
+                )
+            weights[number] = weight
+        return sorted((number, weight) for number, weight in weights.items() if weight > 0)
+
+    # ---- where they are
+
+    def _together(self, chat: ChatRecord, turns: Sequence[Turn]) -> Rendered:
+        """All turns in one text, up to the end of the last one: nothing learned sees what follows it."""
+        last = turns[-1][0]
+        text = self._template(chat, last + 1)
+        terminator = self._terminator
         if not terminator:
+            if len(turns) > 1:
+                raise _Rewritten("the chat template writes nothing after an assistant turn, so that none ends")
             text = text[: len(text) - len(self._ending)]
-            return Rendered(text, [(self._start(chat, text, _only(turns)), len(text))], terminated=False)
-        starts = [self._start(chat, text, turn) for turn in turns]
-        limits = [*starts[1:], len(text)]
-        spans = [
-            (start, self._end(chat, text, turn, limit, terminator))
-            for turn, start, limit in zip(turns, starts, limits, strict=True)
-        ]
+            return Rendered(text, [(self._start(chat, text, last), len(text), turns[0][1])], terminated=False)
+        spans = []
+        for number, weight in turns:
+            through = text if number == last else self._template(chat, number + 1)
+            turn = self._without_tail(through)
+            if not text.startswith(turn):
+                raise _Rewritten(_difference(number, "this turn", turn, text, "once later ones are there"))
+            if not turn.endswith(terminator) and not chat.messages[number].get("tool_calls"):
+                raise _Rewritten(f"message {number}: the chat template does not end this turn with {terminator!r}")
+            spans.append((self._start(chat, text, number), len(turn), weight))
         return Rendered(text[: spans[-1][1]], spans)
 
-    def prompt(self, chat: ChatRecord) -> str:
-        """What generation is given to write the last assistant turn."""
-        chat = self._whole(chat)
-        return self._opening(chat, _trained_turns(chat)[-1])
+    def _alone(self, chat: ChatRecord, turn: Turn) -> Rendered:
+        try:
+            return self._together(chat, [turn])
+        except _Rewritten as rewritten:
+            raise InputError(f"{rewritten}; use another chat template") from None
 
-    def _whole(self, chat: ChatRecord) -> ChatRecord:
-        """The conversation with its system message and without what follows the last assistant turn."""
-        if self.tokenizer.chat_template is None:
-            raise InputError("a conversation, but the model has no chat template; give text prompts and completions")
-        messages, first = chat.messages, chat.first_trained
-        messages = messages[: max(i for i, m in enumerate(messages) if m["role"] == "assistant") + 1]
-        if self.system is not None and all(message["role"] != "system" for message in messages):
-            messages, first = ({"role": "system", "content": self.system}, *messages), first + 1
-        return replace(chat, messages=messages, first_trained=first)
-
-    def _start(self, chat: ChatRecord, text: str, turn: int) -> int:
-        opening = self._opening(chat, turn)
+    def _start(self, chat: ChatRecord, text: str, number: int) -> int:
+        """Where message `number` starts in a rendering of more than what is before it."""
+        if number == 0:
+            raise InputError("message 0: an assistant turn that answers nothing; start with a user turn")
+        opening = self._template(chat, number, add_generation_prompt=True)
         if not text.startswith(opening):
-            same = _shared_start(opening, text)
-            raise InputError(
-                f"message {turn}: the chat template changes what comes before this assistant turn once the "
-                f"turn is there ({opening[same : same + 30]!r} becomes {text[same : same + 30]!r}), so what "
-                "generation would see cannot be trained on; use another chat template"
-            )
+            raise _Rewritten(_difference(number, "what comes before this turn", opening, text, "once it is there"))
         return len(opening)
 
-    def _end(self, chat: ChatRecord, text: str, turn: int, limit: int, terminator: str) -> int:
-        """Where the turn's terminator ends; the next trained turn starts at `limit`."""
-        message = chat.messages[turn]
-        # The content may have been trimmed or rewritten, so it is not looked for: what follows it is what
-        # stays when its last character is another one.
-        unlike = {**message, "content": "1" if message["content"].rstrip().endswith("0") else "0"}
-        messages = (*chat.messages[:turn], unlike, *chat.messages[turn + 1 :])
-        content_end = len(text) - _shared_end(text, self._template(replace(chat, messages=messages)))
-        at = text.find(terminator, content_end, limit)
-        between = text[content_end:at].strip()
-        if at < 0 or (between and not message.get("tool_calls")):
-            raise InputError(
-                f"message {turn}: the chat template does not end this assistant turn with {terminator!r}, as "
-                "it would end the last one; use a template that ends every turn"
-            )
-        return at + len(terminator)
+    def _without_tail(self, through: str) -> str:
+        """A rendering that ends with an assistant turn, up to that turn's terminator."""
+        if through.endswith(self._ending):
+            return through[: len(through) - len(self._ending) + len(self._terminator)]
+        return through.rstrip()  # a turn that ends otherwise: with tool calls
 
-    def _opening(self, chat: ChatRecord, turn: int) -> str:
-        """What generation is given to write message `turn`."""
-        if turn == 0:
-            raise InputError("message 0: an assistant turn that answers nothing; start with a user turn")
-        return self._template(replace(chat, messages=chat.messages[:turn]), add_generation_prompt=True)
+    @cached_property
+    def _terminator(self) -> str:
+        """What ends a turn: the ending up to its first added token; what follows that ends the conversation."""
+        ids, starts = self.tokenizer.encode_with_starts(self._ending)
+        ends = [*starts[1:].tolist(), len(self._ending)]
+        first = next((end for id, end in zip(ids, ends, strict=True) if id in self.tokenizer.added_ids), None)
+        return self._ending.rstrip() if first is None else self._ending[:first]
 
-    def _turn_ending(self, chat: ChatRecord, turn: int) -> str:
-        """What two renderings of unlike contents end with in common is the template's own."""
-        before = chat.messages[:turn]
-        zero, one = (
-            self._template(replace(chat, messages=(*before, {"role": "assistant", "content": digit}))) for digit in "01"
+    @cached_property
+    def _ending(self) -> str:
+        """What the template writes after a plain answer: what two renderings of unlike answers end with in common."""
+        asked = {"role": "user", "content": "1+1?"}
+        zero, one = (self._probe([asked, {"role": "assistant", "content": digit}]) for digit in "01")
+        return zero[len(zero) - _shared_start(zero[::-1], one[::-1]) :]
+
+    # ---- all, and by the template's own marks
+
+    def _everything(self, chat: ChatRecord) -> list[Rendered]:
+        text = self._template(chat, len(chat.messages))
+        terminated = bool(self._terminator)
+        text = text.rstrip() if terminated else text[: len(text) - len(self._ending)]
+        if not any(weight is not None for weight in chat.weights):
+            return [Rendered(text, [(0, len(text), 1.0)], terminated)]
+        spans, start = [], 0
+        for number, weight in enumerate(chat.weights):
+            end = len(text)
+            if number + 1 < len(chat.messages):
+                piece = self._template(chat, number + 1)
+                if not text.startswith(piece):
+                    difference = _difference(number, "this message", piece, text, "once later ones are there")
+                    raise InputError(f"{difference}, so that its flag has no place; use another chat template")
+                end = len(piece)
+            spans.append((start, end, 1.0 if weight is None else weight))
+            start = end
+        spans = [span for span in spans if span[2] > 0]
+        return [Rendered(text, spans, terminated)] if spans else []
+
+    def _marked(self, chat: ChatRecord) -> list[Rendered]:
+        text, marks = self.tokenizer.render_marked(chat.messages, chat.tools, **self.config.template_variables)
+        weights = [1.0] * len(marks)
+        if chat.first_trained or any(weight is not None for weight in chat.weights):
+            answers = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
+            if len(answers) != len(marks):
+                raise InputError(
+                    f"{len(answers)} assistant turns, but the chat template marks {len(marks)} places, so that "
+                    "none can be left out; set data.train_on=assistant"
+                )
+            said = chat.weights or (None,) * len(chat.messages)
+            defaults = [float(i >= chat.first_trained) for i in answers]
+            weights = [
+                default if said[i] is None else float(said[i] or 0)
+                for i, default in zip(answers, defaults, strict=True)
+            ]
+        spans = [
+            (*mark, weight) for mark, weight in zip(marks, weights, strict=True) if weight > 0 and mark[0] < mark[1]
+        ]
+        return [Rendered(text[: spans[-1][1]], spans)] if spans else []
+
+    def _template(self, chat: ChatRecord, end: int, add_generation_prompt: bool = False) -> str:
+        """The messages before number `end`."""
+        return self.tokenizer.render(
+            chat.messages[:end], add_generation_prompt, chat.tools, **self.config.template_variables
         )
-        return zero[len(zero) - _shared_end(zero, one) :]
 
-    def _template(self, chat: ChatRecord, add_generation_prompt: bool = False) -> str:
-        return self.tokenizer.render(chat.messages, add_generation_prompt, chat.tools)
-
-
-def _trained_turns(chat: ChatRecord) -> list[int]:
-    return [i for i, m in enumerate(chat.messages) if m["role"] == "assistant" and i >= chat.first_trained]
+    def _probe(self, messages: list[dict[str, str]]) -> str:
+        return self.tokenizer.render(messages, **self.config.template_variables)
 
 
-def _only(turns: list[int]) -> int:
-    if len(turns) > 1:
-        raise InputError(
-            "the chat template writes nothing after an assistant turn, so a conversation of several cannot "
-            "teach where one ends; use a template with an end-of-turn token"
-        )
-    return turns[0]
+def _difference(number: int, what: str, before: str, after: str, when: str) -> str:
+    same = _shared_start(before, after)
+    return (
+        f"message {number}: the chat template changes {what} {when} ({before[same : same + 30]!r} becomes "
+        f"{after[same : same + 30]!r}), so that it is not what generation would see"
+    )
 
 
 def _shared_start(a: str, b: str) -> int:
     """How many characters two texts start with in common."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _shared_end(a: str, b: str) -> int:
-    return _shared_start(a[::-1], b[::-1])

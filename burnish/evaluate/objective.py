@@ -1,6 +1,6 @@
 """An objective's terms over a data set: sums over every token, divided once, whatever the batches and devices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,27 +11,30 @@ from jax.sharding import Mesh
 
 from burnish.data.batches import evaluation_batches
 from burnish.data.config import DataConfig
-from burnish.data.encode import Encoded
+from burnish.data.examples import Examples
 from burnish.distributed.sharding import batch_sharding, batch_shards
 from burnish.models.language_model import Batch, token_outputs
 from burnish.models.parts import Arrays, Parts
 from burnish.objectives.objective import Objective, Sums
+from burnish.objectives.sources import source_losses
 
 
 @dataclass
 class Evaluator:
     """Evaluates trained arrays of a module on the same examples, as often as asked.
 
-    rows: rows of a batch, a multiple of the mesh's batch shards.
+    rows: rows of a batch, a multiple of the mesh's batch shards. sources: names of the examples' sources; where there
+    are several, each one's loss is told apart, as `eval_loss/NAME`.
     """
 
     parts: Parts
     frozen: list[Any]
     objective: Objective
-    examples: Sequence[Encoded]
+    examples: Examples
     data: DataConfig
     rows: int
     mesh: Mesh
+    sources: tuple[str, ...] = ()
 
     def __call__(self, trained: Mapping[str, jax.Array]) -> dict[str, float]:
         """Each term's sum / weight, prefixed `eval_`, and `eval_tokens`, the number of tokens it was taken over."""
@@ -43,7 +46,7 @@ class Evaluator:
             for name, pair in sums.items():  # added in float64: a long data set has more tokens than float32 digits
                 totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
             tokens += int(np.count_nonzero(batch["weights"]))
-        terms = {f"eval_{name}": float(total / weight) for name, (total, weight) in totals.items()}
+        terms = {f"eval_{name}": float(total / weight) for name, (total, weight) in totals.items() if weight}
         return {**terms, "eval_tokens": tokens}
 
     @cached_property
@@ -51,6 +54,7 @@ class Evaluator:
         def step(trained: Arrays, frozen: list[Any], batch: Batch) -> Sums:
             module = self.parts.merge(trained, frozen)
             found = token_outputs(module, batch, self.objective.head_outputs, groups=batch_shards(self.mesh))
-            return self.objective(found, batch["weights"])
+            sums = self.objective(found, batch["weights"])
+            return sums | source_losses(self.objective, found, batch, self.sources)
 
         return jax.jit(step)

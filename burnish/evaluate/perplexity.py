@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 
 from burnish.data.config import DataConfig
-from burnish.data.dataset import Source, load_examples
-from burnish.data.encode import EncodeCounts
-from burnish.data.fit import fit_data
+from burnish.data.dataset import load_examples
+from burnish.data.examples import EncodeCounts
+from burnish.data.fit import fit_data, fit_tokenizer
+from burnish.data.parts import Source
 from burnish.distributed.config import MeshConfig
 from burnish.distributed.placement import place_module
 from burnish.distributed.sharding import batch_shards, make_mesh
@@ -37,11 +38,11 @@ def perplexity(model: ModelWrapper, source: Source, config: DataConfig | None = 
     rows: rows of a batch on each device. Raises InputError for bad data or a model without tokenizer.
     """
     config = fit_data(config or DataConfig(), context=model.context, packing=model.features.packing)
-    examples = load_examples(source, model.require_tokenizer(), config)
+    examples = load_examples(source, fit_tokenizer(model.require_tokenizer(), config), config)
     mesh = make_mesh(MeshConfig())
     place_module(model.module, mesh)
     parts, trained, frozen = take_apart(model.module, {})
-    evaluator = Evaluator(parts, frozen, SFT(), examples.encoded, config, rows * batch_shards(mesh), mesh)
+    evaluator = Evaluator(parts, frozen, SFT(), examples, config, rows * batch_shards(mesh), mesh)
     found = evaluator(trained)
     if not math.isfinite(found["eval_nll"]):
         raise InputError(

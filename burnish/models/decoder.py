@@ -25,6 +25,7 @@ from burnish.models.layers import (
     ParamMaker,
     RMSNorm,
 )
+from burnish.models.neftune import neftune_noise
 from burnish.models.rope import rope_angles
 from burnish.ops.attention import Backend
 from burnish.ops.visibility import TokenIds
@@ -139,14 +140,18 @@ class Decoder(nnx.Module):
         segment_ids: jax.Array | None = None,
         parent_ids: jax.Array | None = None,
         dropout: DropoutKeys | None = None,
+        neftune_alpha: float = 0.0,
     ) -> jax.Array:
         """Final hidden states [batch, length, hidden] of tokens [batch, length], after the last norm.
 
-        positions default to 0, 1, …; segment_ids (0 is padding) default to one document a row.
+        positions default to 0, 1, …; segment_ids (0 is padding) default to one document a row. Only with `dropout`,
+        what adapters' dropout and NEFTune's noise are drawn from, is either done.
         """
         queries = visibility(tokens, positions, segment_ids, parent_ids)
         context = self._context(queries)._replace(dropout=dropout)
         x = self.embed(tokens, self.dtype)
+        if neftune_alpha and dropout is not None:
+            x = x + neftune_noise(neftune_alpha, x.shape[-1], dropout, queries.segments).astype(x.dtype)
         for run in self.runs:
             x, _ = run(x, context, None, self.remat)
         return self.norm(x)

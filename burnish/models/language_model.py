@@ -30,6 +30,7 @@ class Features:
     hidden: bool
     dropout: bool
     cache: bool
+    neftune: bool = False
     own_dropout: bool = False
     own_statistics: bool = False
 
@@ -51,7 +52,7 @@ class Features:
 def features_of(module: nnx.Module) -> Features:
     """Reads a module's abilities off its methods and their parameters."""
     if isinstance(module, Decoder):
-        return Features(packing=True, hidden=True, dropout=True, cache=True)
+        return Features(packing=True, hidden=True, dropout=True, cache=True, neftune=True)
     has_hidden = callable(getattr(module, "hidden", None)) and callable(getattr(module, "unembedding", None))
     if not has_hidden and not callable(module):
         raise InputError(f"{type(module).__name__} is not a language model: it cannot be called on tokens")
@@ -62,6 +63,7 @@ def features_of(module: nnx.Module) -> Features:
         hidden=has_hidden,
         dropout="dropout" in takes,
         cache=False,
+        neftune={"dropout", "neftune_alpha"} <= set(takes),
         own_dropout=bool(jax.tree.leaves(nnx.state(module, nnx.RngState))),
         own_statistics=bool(jax.tree.leaves(nnx.state(module, nnx.BatchStat))),
     )
@@ -73,14 +75,20 @@ def token_outputs(
     outputs: Sequence[OutputName],
     *,
     dropout_key: jax.Array | None = None,
+    neftune_alpha: float = 0.0,
     groups: int = 1,
 ) -> HeadOutputs:
     """What an objective asked for, per token of a batch [rows, length]; 0 where the batch's weight is 0.
 
+    dropout_key: typed key of (seed, step); None, as in evaluation, switches dropout and NEFTune's noise off.
+
     Our decoder and any module with `hidden` and `unembedding` go through the head mapper; others through their logits.
-    Modules of others are put in their evaluation mode (see `Features.missing`).
+    Modules of others are put in their evaluation mode (see `Features.missing`). Raises InputError for an alpha above 0
+    and a module that takes no `neftune_alpha`.
     """
     features = features_of(module)
+    if neftune_alpha and not features.neftune:
+        raise InputError(f"neftune_alpha: {type(module).__name__} takes no noise on its embedded tokens; leave it at 0")
     if not isinstance(module, Decoder):
         module.eval()
     known: dict[str, Any] = {}
@@ -88,6 +96,8 @@ def token_outputs(
         known |= {"positions": batch["positions"], "segment_ids": batch["segment_ids"]}
     if features.dropout and dropout_key is not None:
         known["dropout"] = DropoutKeys(dropout_key, batch["example_ids"], batch["positions"])
+        if neftune_alpha:
+            known["neftune_alpha"] = neftune_alpha
     mask = batch["weights"] != 0
     if features.hidden:
         matrix, layout = module.unembedding()

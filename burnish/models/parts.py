@@ -50,6 +50,8 @@ def take_apart(module: nnx.Module, trained: Mapping[str, Leaf]) -> tuple[Parts, 
 def choose_trained(module: nnx.Module, selectors: list[str]) -> dict[str, Leaf]:
     """What is trained: what the selectors cover; without any, the newest adapters if there are any, else everything.
 
+    With adapters that were put on after tokens were added go embedding and head, which are of their generation.
+
     Raises InputError for a selector that covers nothing, or some layers of a stacked parameter and not others.
     """
     found = leaves(module)
@@ -71,9 +73,12 @@ def choose_trained(module: nnx.Module, selectors: list[str]) -> dict[str, Leaf]:
     return chosen
 
 
-def only_adapters(trained: Iterable[str]) -> bool:
-    """Whether nothing but adapters is trained, from the stored keys of what is."""
-    return all(".adapters." in key for key in trained)
+def only_adapters(trained: Iterable[str], *, extended: bool = False) -> bool:
+    """Whether nothing but adapters is trained, from the stored keys of what is.
+
+    With an extended vocabulary, embedding and head count as part of the adapters.
+    """
+    return all(".adapters." in key or (extended and key in ("embed.weight", "head.kernel")) for key in trained)
 
 
 def generation_of(variable: nnx.Variable) -> int | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.data.encode import EncodeCounts, Encoded
+from burnish.data.examples import EncodeCounts, Encoded
 from burnish.train.run_folder import TENSORBOARD, RunFolder
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ class RunPlan:
     """What a run is about to do, known before its first step.
 
     parameters, trainable: counts of numbers. done, total: steps made before, and to be made in all. rows, length,
-    micro_batches: shape of a step's batch. efficiency: real tokens over slots of the first epoch. memory_bytes: the
-    compiled step's arguments, outputs and temporaries on one device, 0 where the compiler does not say. example: the
-    first training example.
+    micro_batches: shape of a step's batch, at its longest. efficiency: real tokens over slots of the first epoch.
+    memory_bytes: the compiled step's arguments, outputs and temporaries on one device, 0 where the compiler does not
+    say. example: the first training example. train_counts, efficiency and example are None where rows are streamed.
     """
 
     recipe: Mapping[str, Any]
@@ -30,13 +30,13 @@ class RunPlan:
     rows: int
     length: int
     micro_batches: int
-    train_counts: EncodeCounts
+    train_counts: EncodeCounts | None
     eval_counts: EncodeCounts
-    efficiency: float
+    efficiency: float | None
     memory_bytes: int
     compile_seconds: float
     lacks: list[str]
-    example: Encoded
+    example: Encoded | None
 
 
 class Callback:

@@ -31,6 +31,9 @@ class TrainConfig(BaseModel):
     remat: bool = Field(
         default=False, description="Compute each block again in the backward pass: less memory, more time."
     )
+    neftune_alpha: float = Field(
+        default=0.0, ge=0, le=1000, description="Size of the noise on embedded tokens (arXiv 2310.05914); 0: none."
+    )
     seed: int | None = Field(
         default=0, ge=0, lt=2**31, description="Fixes fresh adapters and dropout; null draws one and records it."
     )

@@ -22,11 +22,11 @@ Step = Callable[[StepState, Mapping[str, np.ndarray]], tuple[StepState, dict[str
 
 
 class _Made(NamedTuple):
-    """A step whose metrics have not been read: its number, they, and the real tokens of its batch."""
+    """A step whose metrics have not been read: its number, they, and what is known of its batch."""
 
     step: int
     metrics: dict[str, jax.Array]
-    tokens: int
+    batch: dict[str, float]
 
 
 @jax.jit
@@ -38,8 +38,9 @@ def _all_finite(params: Mapping[str, jax.Array]) -> jax.Array:
 class Loop:
     """Makes steps from `done` to `total`. `state` is always that of the last step made.
 
-    step: takes the state (and may reuse its memory) and a batch [rows, length]. evaluate: metrics of the held-out
-    examples. save: begins a checkpoint of (step, state). stopping: asked before each step.
+    step: takes the state (and may reuse its memory) and a batch [rows, length]. batches: may end before `total`; then
+    the run does. sources: what the batches' sources are called. evaluate: metrics of the held-out examples. save: begins
+    a checkpoint of (step, state). stopping: asked before each step.
     """
 
     config: TrainConfig
@@ -51,6 +52,7 @@ class Loop:
     evaluate: Callable[[StepState], dict[str, float]] | None
     save: Callable[[int, StepState], None] | None
     stopping: Callable[[], bool]
+    sources: tuple[str, ...] = ()
     callbacks: Sequence[Callback] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
@@ -63,12 +65,17 @@ class Loop:
         waiting: _Made | None = None
         self._clock = time.perf_counter()
         while self.done < self.total and not self.stopping():
-            batch = next(self.batches)
+            began = time.perf_counter()
+            batch = next(self.batches, None)
+            if batch is None:
+                self.total = self.done
+                break
+            known = {"data_seconds": round(time.perf_counter() - began, 4), **self._known(batch)}
             self.state, metrics = self.step(self.state, batch)
             self.done += 1
             if waiting:
                 self._report(waiting)
-            waiting = _Made(self.done, metrics, int(np.count_nonzero(batch["segment_ids"])))
+            waiting = _Made(self.done, metrics, known)
             if self._due(self.config.eval_every) or self._due(self.config.save_every):
                 self._report(waiting)  # before anything is saved: a step that went wrong must not be
                 waiting = None
@@ -77,6 +84,14 @@ class Loop:
         if waiting:
             self._report(waiting)
         self._finish()
+
+    def _known(self, batch: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Real tokens of a batch, and trained ones of each source where there are several."""
+        known: dict[str, float] = {"tokens": int(np.count_nonzero(batch["segment_ids"]))}
+        if len(self.sources) > 1:
+            trained = np.bincount(batch["source_ids"][batch["weights"] != 0], minlength=len(self.sources))
+            known |= {f"trained_tokens/{name}": int(n) for name, n in zip(self.sources, trained, strict=True)}
+        return known
 
     def _due(self, every: int | None) -> bool:
         return every is not None and self.done % every == 0 and self.done < self.total
@@ -106,8 +121,11 @@ class Loop:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         values["trained_tokens"] = int(values["trained_tokens"])
-        self.metrics = {"step": made.step, **values, "tokens": made.tokens, "seconds": round(seconds, 4)}
-        self.metrics["tokens_per_second"] = round(made.tokens / seconds, 1)
+        for name in self.sources:
+            if made.batch.get(f"trained_tokens/{name}") == 0:  # it has no loss at this step
+                del values[f"loss/{name}"]
+        self.metrics = {"step": made.step, **values, **made.batch, "seconds": round(seconds, 4)}
+        self.metrics["tokens_per_second"] = round(made.batch["tokens"] / seconds, 1)
         if made.step % self.config.log_every == 0 or made.step in (1, self.total):
             for callback in self.callbacks:
                 callback.on_step(self.metrics)

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 
 from burnish.adapt.config import LoraConfig
+from burnish.adapt.vocabulary import VocabularyConfig
 from burnish.config import build_config
 from burnish.errors import InputError
-from burnish.models.parts import choose_trained, take_apart
+from burnish.models.parts import choose_trained, only_adapters, take_apart
 from burnish.models.paths import write
 from burnish.train.checkpoint import Checkpoints, stack_layers
 from burnish.train.config import TrainConfig
@@ -30,6 +31,8 @@ def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Model
     if not isinstance(recipe.get("model"), str):
         raise InputError(f"{path / CONFIG}: model is missing; it names what the run started from")
     model = load(recipe["model"], dtype=dtype)
+    vocabulary = build_config(VocabularyConfig, recipe.get("vocabulary") or {}, place=f"{path / CONFIG}: vocabulary")
+    model.add_tokens(vocabulary.add_tokens, pad_to_multiple_of=vocabulary.pad_to_multiple_of)
     adapter = build_config(LoraConfig, recipe.get("adapter") or {"kind": "none"}, place=f"{path / CONFIG}: adapter")
     model.prepare(adapter)
     selectors = build_config(TrainConfig, recipe.get("train") or {}, place=f"{path / CONFIG}: train").trainable
@@ -45,10 +48,7 @@ def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Model
         }
         found = checkpoints.restore_params(step, shapes)
     arrays = stack_layers(found, params, parts.trained)
-    if adapter.kind == "none":  # masters; adapters stay in float32, whatever the model is in
-        arrays = {key: array.astype(dtype) for key, array in arrays.items()}
-    write(model.module, arrays)
-    source = str(path.resolve())
-    model.origin = model.origin.after_run(source, trained=parts.trained, adapted=model.adapted)
-    model.adapter = None
+    # Adapters stay in float32, whatever the model is in; the others were masters.
+    write(model.module, {key: array if only_adapters([key]) else array.astype(dtype) for key, array in arrays.items()})
+    model.note_run(str(path.resolve()), parts.trained)
     return model

@@ -13,6 +13,7 @@ from burnish.models.language_model import Batch, token_outputs
 from burnish.models.parts import Arrays, Parts
 from burnish.objectives.objective import Objective, Sums
 from burnish.objectives.pairs import mean
+from burnish.objectives.sources import source_denominators, source_losses
 from burnish.train.optimizer import Optimizer, OptimizerState
 
 
@@ -28,6 +29,8 @@ def train_step(
     objective: Objective,
     optimizer: Optimizer,
     groups: int,
+    sources: tuple[str, ...],
+    neftune_alpha: float,
     state: StepState,
     frozen: list[Any],
     batch: Batch,
@@ -36,17 +39,25 @@ def train_step(
     """One update from a global batch of arrays [micro_batches, rows, length].
 
     Returns the next state and scalar metrics: each term of the objective divided by its weight, the gradient norm
-    before clipping, the learning rate, the number of trained tokens. `key` is the run's dropout key.
+    before clipping, the learning rate, the number of trained tokens; of several sources each one's loss, too. `key` is
+    the run's dropout key.
     """
-    denominators = objective.denominators(batch["weights"])
+    denominators = objective.denominators(batch["weights"]) | source_denominators(objective, batch, sources)
     scale = mean(jnp.ones(()), denominators["loss"])
     dropout_key = jax.random.fold_in(key, state.optimizer.step)
 
     def micro_loss(params: Arrays, micro: Batch) -> tuple[jax.Array, Sums]:
         module = parts.merge(params, frozen)
-        outputs = token_outputs(module, micro, objective.head_outputs, dropout_key=dropout_key, groups=groups)
+        outputs = token_outputs(
+            module,
+            micro,
+            objective.head_outputs,
+            dropout_key=dropout_key,
+            neftune_alpha=neftune_alpha,
+            groups=groups,
+        )
         sums = objective(outputs, micro["weights"])
-        return sums["loss"][0] * scale, sums
+        return sums["loss"][0] * scale, sums | source_losses(objective, outputs, micro, sources)
 
     def accumulate(total: tuple[Arrays, Sums], micro: Batch) -> tuple[tuple[Arrays, Sums], None]:
         (_, sums), grads = jax.value_and_grad(micro_loss, has_aux=True)(state.params, micro)

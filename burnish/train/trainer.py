@@ -9,10 +9,9 @@ The algorithm is in the objective, the update in `burnish.train.step`; what watc
 """
 
 import functools
-import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,12 +21,13 @@ import jax
 import numpy as np
 
 from burnish.config import build_config
-from burnish.data.batches import TrainBatches
-from burnish.data.config import DataConfig
-from burnish.data.dataset import Examples, Source, load_examples, load_split
-from burnish.data.encode import Encoded
-from burnish.data.fit import fit_data
+from burnish.data.batches import Shard, TrainBatches
+from burnish.data.dataset import Dataset, load_dataset, load_examples
+from burnish.data.examples import EncodeCounts, Examples
+from burnish.data.fit import fit_data, fit_tokenizer
 from burnish.data.packing import batch_arrays
+from burnish.data.parts import Source, recorded
+from burnish.data.stream import StreamBatches
 from burnish.distributed.placement import place_module
 from burnish.distributed.sharding import batch_sharding, batch_shards, make_mesh
 from burnish.errors import InputError
@@ -43,23 +43,28 @@ from burnish.train.config import TrainConfig, TrainerConfig, with_sections
 from burnish.train.loop import Loop
 from burnish.train.optimizer import make_optimizer
 from burnish.train.placement import init_optimizer
+from burnish.train.plan import check_same, micro_batches, total_steps
+from burnish.train.programs import Programs
 from burnish.train.run_folder import RunFolder
 from burnish.train.step import StepState, train_step
 from burnish.wrapper import ModelWrapper
 
 FULL_LR, ADAPTER_LR = 1e-5, 2e-4
-ACCUMULATION = 4
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to: steps made, the last step's metrics, the last evaluation, wall time, and its directory."""
+    """What a run came to: steps made, the last step's metrics, the last evaluation, wall time, and its directory.
+
+    rows: what became of the rows that were read.
+    """
 
     steps: int
     metrics: Mapping[str, float]
     evaluation: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     out: Path | None = None
+    rows: EncodeCounts = field(default_factory=EncodeCounts)
 
 
 class Trainer:
@@ -84,11 +89,13 @@ class Trainer:
             config if isinstance(config, TrainerConfig) else build_config(TrainerConfig, with_sections(config or {}))
         )
         self.config = _resolve(given, model)
+        if model.tokenizer is not None:
+            model.tokenizer = fit_tokenizer(model.tokenizer, self.config.data)
         self.out = Path(out) if out is not None else None
         self.mesh = make_mesh(self.config.mesh)
         self.callbacks: list[Callback] = list(callbacks)
         self.stopping = False
-        self._sources: dict[str, str] = {}
+        self._sources: dict[str, Any] = {}
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -112,13 +119,13 @@ class Trainer:
 
     def train(
         self,
-        dataset: Source,
+        dataset: Source | Dataset,
         *,
         epochs: float | None = None,
         eval_dataset: Source | None = None,
         resume: bool = False,
     ) -> TrainResult:
-        """Trains on a JSONL file, or on rows with `messages` or `prompt` and `completion`.
+        """Trains on a file, folder, glob or hf:ORG/NAME, on rows (docs/data.md), on several sources, or a `Dataset`.
 
         Without an evaluation set, `data.holdout` of the rows are held out. `epochs` overrides the config. With
         `resume`, the run in `out` goes on from its last checkpoint as if it had never stopped.
@@ -131,13 +138,12 @@ class Trainer:
             self.config = self.config.model_copy(update={"train": train})
         self.stopping = False
         started, config, module = time.perf_counter(), self.config, self.model.module
-        sources = {"path": dataset, "eval_path": eval_dataset}
-        self._sources = {key: str(Path(v).resolve()) for key, v in sources.items() if isinstance(v, str | Path)}
-        train_set, eval_set = load_split(dataset, eval_dataset, self.model.require_tokenizer(), config.data)
-        batches = TrainBatches(train_set.encoded, config.train.batch_size, config.data)
-        total = _total_steps(batches, config.train)
+        data = self._load(dataset, eval_dataset)
+        shard = Shard(jax.process_index(), jax.process_count())
+        batches = data.batches(self.model.require_tokenizer(), config.train.batch_size, config.data, shard)
+        total = total_steps(batches, config.train)
         shards = batch_shards(self.mesh)
-        cut = _micro_batches(config.train, shards)
+        cut = micro_batches(config.train, shards)
 
         place_module(module, self.mesh)
         if isinstance(module, Decoder):
@@ -155,14 +161,12 @@ class Trainer:
             if resume:
                 done, state = _restore(checkpoints, run, state, parts, batches, self.recipe)
             put = functools.partial(_put, cut=cut, sharding=batch_sharding(self.mesh, micro_batches=True))
-            step, compile_seconds = _compile(
-                functools.partial(train_step, parts, self.objective, optimizer, shards),
-                state,
-                frozen,
-                put(batch_arrays([], [[]] * config.train.batch_size, config.data.max_length)),
-                key := jax.random.key(config.train.seed or 0),
+            step = functools.partial(
+                train_step, parts, self.objective, optimizer, shards, data.names, config.train.neftune_alpha
             )
-            evaluate = self._evaluator(parts, frozen, eval_set.encoded) if eval_set.encoded else None
+            programs = Programs(step, state, frozen, jax.random.key(config.train.seed or 0), put)
+            programs.compile(state, batch_arrays(Examples.of([]), [[]] * config.train.batch_size, batches.longest))
+            evaluate = self._evaluator(parts, frozen, data.held_out, data.held_out_names)
             callbacks = [*self._trackers(run, done), *self.callbacks]
             lacks = self.model.features.missing()
             if not self.callbacks:  # nobody is listening who would say it
@@ -175,15 +179,15 @@ class Trainer:
                 done=done,
                 total=total,
                 rows=config.train.batch_size,
-                length=config.data.max_length,
+                length=batches.longest,
                 micro_batches=cut,
-                train_counts=train_set.counts,
-                eval_counts=eval_set.counts,
-                efficiency=_efficiency(train_set, batches, config.data),
-                memory_bytes=_memory(step),
-                compile_seconds=compile_seconds,
+                train_counts=None if data.train is None else data.train.counts,
+                eval_counts=data.held_out.counts,
+                efficiency=batches.efficiency if isinstance(batches, TrainBatches) else None,
+                memory_bytes=programs.memory_bytes,
+                compile_seconds=programs.compile_seconds,
                 lacks=lacks,
-                example=train_set.encoded[0],
+                example=None if data.train is None else data.train[0],
             )
             for callback in callbacks:
                 callback.on_start(plan)
@@ -192,9 +196,10 @@ class Trainer:
                 state,
                 done,
                 total,
-                step=lambda state, batch: step(state, frozen, put(batch), key),
+                step=programs,
                 batches=batches,
-                evaluate=None if evaluate is None else lambda state: evaluate(state.params),
+                sources=data.names,
+                evaluate=(lambda state: evaluate(state.params)) if len(data.held_out) else None,
                 save=None
                 if checkpoints is None
                 else lambda at, state: checkpoints.save(at, state, parts.trained, batches.get_state(), self.recipe),
@@ -206,7 +211,8 @@ class Trainer:
             finally:
                 write(module, loop.state.params)
         self._remember(parts)
-        result = TrainResult(loop.done, loop.metrics, loop.evaluation, time.perf_counter() - started, self.out)
+        seconds = time.perf_counter() - started
+        result = TrainResult(loop.done, loop.metrics, loop.evaluation, seconds, self.out, batches.counts)
         for callback in callbacks:
             callback.on_end(result)
         return result
@@ -216,12 +222,23 @@ class Trainer:
         examples = load_examples(dataset, self.model.require_tokenizer(), self.config.data)
         place_module(self.model.module, self.mesh)
         parts, params, frozen = take_apart(self.model.module, {})
-        return self._evaluator(parts, frozen, examples.encoded)(params)
+        return self._evaluator(parts, frozen, examples)(params)
 
-    def _evaluator(self, parts: Parts, frozen: list[Any], examples: Sequence[Encoded]) -> Evaluator:
+    def _load(self, dataset: Source | Dataset, eval_dataset: Source | None) -> Dataset:
+        if isinstance(dataset, Dataset):
+            return dataset
+        named = {"eval_path": recorded(eval_dataset)}
+        train = recorded(dataset)
+        named["sources" if isinstance(train, list) else "path"] = train
+        self._sources = {key: source for key, source in named.items() if source}
+        return load_dataset(dataset, eval_dataset, self.model.require_tokenizer(), self.config.data)
+
+    def _evaluator(
+        self, parts: Parts, frozen: list[Any], examples: Examples, sources: tuple[str, ...] = ()
+    ) -> Evaluator:
         # Rows of a micro-batch, so that evaluation fits wherever training does.
-        rows = self.config.train.batch_size // _micro_batches(self.config.train, batch_shards(self.mesh))
-        return Evaluator(parts, frozen, self.objective, examples, self.config.data, rows, self.mesh)
+        rows = self.config.train.batch_size // micro_batches(self.config.train, batch_shards(self.mesh))
+        return Evaluator(parts, frozen, self.objective, examples, self.config.data, rows, self.mesh, sources)
 
     def _open(self, resume: bool, stack: ExitStack) -> RunFolder | None:
         if self.out is None:
@@ -267,82 +284,9 @@ def _resolve(config: TrainerConfig, model: ModelWrapper) -> TrainerConfig:
     return config.model_copy(update={"train": train, "optimizer": optimizer, "data": data})
 
 
-# What may change between a run and its resumption: it moves no parameter.
-_FREE = ("train.log_every", "train.eval_every", "train.save_every", "train.keep", "train.tensorboard")
-_FREE_SECTIONS = ("mesh", "task")
-
-
-def _check_same(recorded: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
-    """InputError for the first option that a resumed run would have otherwise than before."""
-    before, after = _flat(recorded), _flat(now)
-    for key in before.keys() & after.keys():
-        if key in _FREE or key.split(".")[0] in _FREE_SECTIONS or key in ("data.path", "data.eval_path"):
-            continue
-        if before[key] != after[key]:
-            raise InputError(
-                f"{out}: {key} is {after[key]!r}, and was {before[key]!r} before; resume with the same, or start anew"
-            )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return found
-
-
-def _total_steps(batches: TrainBatches, config: TrainConfig) -> int:
-    """Steps of the run: the config's, or those of so many epochs (packing makes epochs differ by a step or so)."""
-    if config.steps is not None:
-        return config.steps
-    whole, part = divmod(config.epochs or 1.0, 1)
-    steps = sum(batches.steps_per_epoch(epoch) for epoch in range(int(whole)))
-    return steps + math.ceil(part * batches.steps_per_epoch(int(whole))) if part else steps
-
-
-def _micro_batches(config: TrainConfig, shards: int) -> int:
-    """Into how many micro-batches a batch is cut; each must have as many rows for every device."""
-    rows = config.batch_size
-    possible = [n for n in range(1, rows // shards + 1) if rows % (n * shards) == 0]
-    if not possible:
-        raise InputError(
-            f"train.batch_size: {rows} rows cannot be shared by {shards} devices; use a multiple of {shards}"
-        )
-    if config.accumulation is None:
-        return max(n for n in possible if n <= ACCUMULATION)
-    if config.accumulation not in possible:
-        raise InputError(
-            f"train.accumulation: {config.accumulation} does not cut {rows} rows evenly over {shards} devices; "
-            f"these do: {', '.join(map(str, possible))}"
-        )
-    return config.accumulation
-
-
 def _put(batch: Mapping[str, np.ndarray], *, cut: int, sharding: Any) -> dict[str, jax.Array]:
     """[rows, length] -> [micro_batches, rows, length], on the devices."""
     return {name: jax.device_put(array.reshape(cut, -1, *array.shape[1:]), sharding) for name, array in batch.items()}
-
-
-def _compile(step: Callable[..., Any], state: StepState, *arguments: Any) -> tuple[Any, float]:
-    """The compiled step, and the seconds it took. It reuses the state's memory; the next state lives where that did."""
-    began = time.perf_counter()
-    places = (jax.tree.map(lambda array: array.sharding, state), None)
-    compiled = jax.jit(step, donate_argnums=0, out_shardings=places).lower(state, *arguments).compile()
-    return compiled, time.perf_counter() - began
-
-
-def _memory(compiled: Any) -> int:
-    """Bytes a step needs on one device: arguments, outputs that reuse none of them, temporaries; 0 where unknown."""
-    sizes = compiled.memory_analysis()
-    if sizes is None:
-        return 0
-    fresh_outputs = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return sizes.argument_size_in_bytes + fresh_outputs + sizes.temp_size_in_bytes
-
-
-def _efficiency(train_set: Examples, batches: TrainBatches, config: DataConfig) -> float:
-    """Real tokens over slots of the first epoch's rows."""
-    return train_set.counts.tokens / (len(batches.plan(0).rows) * config.max_length)
 
 
 def _restore(
@@ -350,7 +294,7 @@ def _restore(
     run: RunFolder | None,
     state: StepState,
     parts: Parts,
-    batches: TrainBatches,
+    batches: TrainBatches | StreamBatches,
     recipe: Mapping[str, Any],
 ) -> tuple[int, StepState]:
     """The last checkpoint's step and state; data order and metrics are put back to it."""
@@ -358,7 +302,7 @@ def _restore(
     done = checkpoints.latest_step()
     if done is None:
         raise InputError(f"{run.path}: no checkpoint to resume from; remove the folder and start the run again")
-    _check_same(checkpoints.recipe(done), recipe, run.path)
+    check_same(checkpoints.recipe(done), recipe, run.path)
     restored = checkpoints.restore(done, state, parts.trained)
     batches.set_state(restored.data)
     run.cut_metrics(done)

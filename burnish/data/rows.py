@@ -1,0 +1,120 @@
+"""Rows -> examples, each row counted: what becomes of it is one of the numbers of `EncodeCounts`."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from burnish.data.config import DataConfig, RowFormat
+from burnish.data.cut import cut
+from burnish.data.encode import Encoder
+from burnish.data.examples import MOST_NOTES, EncodeCounts, Encoded, Examples
+from burnish.data.formats import DroppedRow, read_row
+from burnish.data.records import Record, TextRecord
+from burnish.errors import InputError
+
+if TYPE_CHECKING:
+    from burnish.data.tokenizer import Tokenizer
+
+NumberedRow = tuple[int, str, Mapping[str, Any] | InputError]
+"""A row's number in its source, what errors call it, and the row, or what is wrong with it."""
+
+
+class RowEncoder:
+    """Reads and encodes rows, and counts what it does not keep.
+
+    With `config.bad_rows` "refuse", a row that cannot be read or encoded raises InputError; with "drop" it is counted.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", config: DataConfig, form: RowFormat) -> None:
+        self._encoder = Encoder(tokenizer, config)
+        self._bos_id = tokenizer.bos_id
+        self._config, self._form = config, form
+
+    def records(self, rows: Iterable[NumberedRow], counts: EncodeCounts) -> Iterator[Record]:
+        """The records of rows; those that are none are counted in `counts`."""
+        for number, place, row in rows:
+            try:
+                if isinstance(row, InputError):
+                    raise row
+                yield read_row(row, number, place, self._form)
+            except InputError as error:
+                counts.rows += 1
+                self._drop(error, counts)
+
+    def encode(self, record: Record, counts: EncodeCounts) -> list[Encoded]:
+        """The examples of one record, none longer than a row of a batch."""
+        counts.rows += 1
+        try:
+            if self._config.packing == "concat" and not (isinstance(record, TextRecord) and record.raw):
+                raise InputError(
+                    f"{record.place}: data.packing=concat cuts rows anywhere, so it is for rows of `text` alone; "
+                    "set data.packing=best_fit"
+                )
+            wholes = self._encoder.encode(record)
+        except InputError as error:
+            self._drop(error, counts)
+            return []
+        if self._config.packing == "concat":
+            pieces = wholes
+        else:
+            pieces = [piece for whole in wholes for piece in cut(whole, self._config, self._bos_id)]
+        trained = [int((piece.weights != 0).sum()) for piece in pieces]
+        kept = [piece for piece, n in zip(pieces, trained, strict=True) if n >= self._config.min_trained_tokens]
+        if not kept:
+            if wholes and not pieces:
+                counts.dropped_too_long += 1
+            elif any(trained):
+                counts.dropped_few_trained += 1
+            else:
+                counts.dropped_no_target += 1
+            return []
+        counts.kept += 1
+        counts.examples += len(kept)
+        counts.dropped_pieces += len(pieces) - len(kept)
+        counts.split_turns += len(wholes) > 1
+        if len(pieces) > len(wholes):
+            counts.split += 1
+        elif sum(len(piece.ids) for piece in pieces) < sum(len(whole.ids) for whole in wholes):
+            counts.truncated += 1
+        counts.tokens += sum(len(piece.ids) for piece in kept)
+        counts.trained_tokens += sum(n for n in trained if n >= self._config.min_trained_tokens)
+        return [Encoded(record.index, piece.ids, piece.weights) for piece in kept]
+
+    def encode_all(self, records: Iterable[Record], counts: EncodeCounts) -> Examples:
+        """The examples of records.
+
+        Raises:
+            InputError: none is left.
+        """
+        examples = Examples.of((example for record in records for example in self.encode(record, counts)), counts)
+        if not len(examples):
+            raise InputError(nothing_left(counts, self._config))
+        return examples
+
+    def _drop(self, error: InputError, counts: EncodeCounts) -> None:
+        if isinstance(error, DroppedRow):
+            counts.dropped_identical += 1
+            return
+        if self._config.bad_rows == "refuse":
+            raise error
+        counts.dropped_unreadable += 1
+        if len(counts.notes) < MOST_NOTES:
+            counts.notes.append(str(error))
+
+
+def nothing_left(counts: EncodeCounts, config: DataConfig) -> str:
+    """Why there is no example, in one line."""
+    if counts.rows == 0:
+        return "no rows to learn from: the data set is empty"
+    reasons = {
+        "too long": counts.dropped_too_long,
+        "with nothing left to learn": counts.dropped_no_target,
+        "with too few tokens to learn": counts.dropped_few_trained,
+        "with the same answer chosen and rejected": counts.dropped_identical,
+        "unreadable": counts.dropped_unreadable,
+    }
+    said = ", ".join(f"{number} {reason}" for reason, number in reasons.items() if number)
+    first = f"; the first: {counts.notes[0]}" if counts.notes else ""
+    return (
+        f"all {counts.rows} rows were dropped at data.max_length={config.max_length} ({said}); "
+        f"raise data.max_length, set data.truncate=keep_end, or look at the rows with `burnish inspect`{first}"
+    )
