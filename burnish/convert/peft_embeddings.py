@@ -83,6 +83,9 @@ def take_embeddings(
             raise InputError(f"{place}: modules_to_save names {module}, and {ADAPTER_WEIGHTS} has no tensor {key}")
         if key in kept and (module in named or kept[key].shape != array.shape):
             own[module] = kept.pop(key)
+            # Of a resized base peft writes what its wrapper holds, too: the matrix once more, and the untrained one.
+            kept.pop(f"{PREFIX}{module}.original_module.weight", None)
+            _check_copy(kept, f"{PREFIX}{module}.modules_to_save.weight", own[module], weights)
             if own[module].shape[1:] != array.shape[1:]:
                 raise InputError(
                     f"{weights}: tensor {key} is {list(own[module].shape)}; the base's is {list(array.shape)}"
@@ -113,7 +116,7 @@ def _base(decoder: Decoder) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_copy(kept: dict[str, np.ndarray], key: str, array: np.ndarray, place: Path) -> None:
-    """Drops a copy of the base's matrix; InputError when it was changed: an adapter alone cannot stand for it."""
+    """Drops a copy of a matrix; InputError when it was changed, so that an adapter alone could not stand for it."""
     copy = kept.pop(key, None)
     if copy is not None and not np.array_equal(copy.astype(array.dtype), array):
         raise InputError(f"{place}: tensor {key} is not the base's; merge it with peft first")
@@ -123,14 +126,10 @@ def _replace(decoder: Decoder, own: list[np.ndarray | None], place: Path) -> Non
     """Sets embedding and head [rows, hidden]; None leaves one as it is."""
     tied = decoder.head is None
     if tied and (own[0] is None or own[1] is None or not np.array_equal(own[0], own[1])):
-        raise InputError(
-            f"{place}: embedding and head of the base are one, and these are not; merge it with peft first"
-        )
+        raise InputError(f"{place}: the base has one matrix as embedding and head; merge it with peft first")
     embed, head = (base if new is None else new for new, base in zip(own, _base(decoder), strict=True))
     if embed.shape != head.shape:
-        raise InputError(
-            f"{place}: the embedding has {embed.shape[0]} rows and the head {head.shape[0]}; save it again"
-        )
+        raise InputError(f"{place}: the embedding has {embed.shape[0]} rows, the head {head.shape[0]}; save it again")
     decoder.embed.weight.set_value(jnp.asarray(embed, decoder.embed.weight[...].dtype))
     if decoder.head is not None:
         decoder.head.kernel.set_value(jnp.asarray(head.T, decoder.head.kernel[...].dtype))

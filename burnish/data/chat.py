@@ -135,9 +135,12 @@ def _one_line(error: object) -> str:
 
 def _message(message: Any, place: str) -> dict[str, Any]:
     """One message as plain data, without its None values, its reasoning under the names templates read."""
-    if not isinstance(message, Mapping):
+    if type(message) is dict and all(type(value) is str for value in message.values()):
+        plain: dict[str, Any] = dict(message)  # most are; nothing in it needs a look
+    elif isinstance(message, Mapping):
+        plain = {key: value for key, value in _plain(message, place).items() if value is not None}
+    else:
         raise InputError(f'{place} is {type(message).__name__}; write {{"role": ..., "content": ...}}')
-    plain = {key: value for key, value in _plain(message, place).items() if value is not None}
     reasoning = next((plain[key] for key in _REASONING_KEYS if key in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}

@@ -43,14 +43,14 @@ class Column:
         value = self._theirs(row, name)
         if isinstance(value, str):
             return value
-        try:
-            if is_number(value):
+        found = kind(value)
+        if is_number(value):
+            try:
                 return json.dumps(value, allow_nan=False)
-        except ValueError:  # not a number, infinite, or an integer of thousands of digits
-            pass
-        raise InputError(
-            f"{shown(name)}: must be a string or a number in data.columns.{self.ours}, found {kind(value)}"
-        )
+            except ValueError:  # not a number, infinite, or an integer of thousands of digits
+                found = "a number that JSON cannot spell"
+        where = f"data.columns.{self.ours} puts it in a text"
+        raise InputError(f"{shown(name)}: must be a string or a number, as {where}, found {found}")
 
 
 def parse_columns(columns: Iterable[tuple[str, str]]) -> tuple[Column, ...]:

@@ -91,34 +91,36 @@ class Encoder:
             if eos is None:
                 raise InputError("the tokenizer has no token to end the answer with; set its eos_token")
             if ids[-1] != eos:  # a text may bring its own
-                ids, weights = [*ids, eos], np.append(weights, rendered.spans[-1][2])
+                ids, weights = np.append(ids, np.int32(eos)), np.append(weights, np.float32(rendered.spans[-1][2]))
         if self.tokenizer.adds_bos and bos is not None and ids[0] != bos:  # many templates write it
-            ids, weights = [bos, *ids], np.insert(weights, 0, 0)
-        return _unpredicted(np.array(ids, np.int32), np.asarray(weights, np.float32))
+            ids, weights = np.insert(ids, 0, bos), np.insert(weights, 0, 0)
+        return _unpredicted(ids, weights)
 
-    def _tokenise(self, rendered: Rendered) -> tuple[list[int], np.ndarray]:
+    def _tokenise(self, rendered: Rendered) -> tuple[np.ndarray, np.ndarray]:
         """Ids of the text, and their weights; those before a span are as the prompt's alone."""
         text = rendered.text
         ids, starts = self.tokenizer.encode_with_starts(text)
         weights = np.zeros(len(ids), np.float32)
         for start, end, weight in rendered.spans:
-            first = int(np.searchsorted(starts, start))
+            first = int(starts.searchsorted(start))
             if not self._parts(text, start, ids[:first], starts):
                 return self._tokenise_apart(rendered)
             weights[first : _count_before(starts, end, text)] = weight
         return ids, weights
 
-    def _parts(self, text: str, at: int, before: list[int], starts: np.ndarray) -> bool:
+    def _parts(self, text: str, at: int, before: np.ndarray, starts: np.ndarray) -> bool:
         """Whether `before`, the tokens that start before character `at`, are those of the text before it alone.
 
         An added token is found whatever stands around it, so what is left of one need not be tokenised again.
         """
-        for number in range(len(before) - 1, max(len(before) - _LOOK_BACK, 0) - 1, -1):
-            if before[number] in self.tokenizer.added_ids:
-                return self._ids_of(text[int(starts[number]) : at]) == before[number:]
-        return self.tokenizer.encode(text[:at]) == before
+        near = before[-_LOOK_BACK:].tolist()
+        for number in range(len(near) - 1, -1, -1):
+            if near[number] in self.tokenizer.added_ids:
+                header = int(starts[len(before) - len(near) + number])
+                return self._ids_of(text[header:at]) == near[number:]
+        return self.tokenizer.encode(text[:at]) == before.tolist()
 
-    def _tokenise_apart(self, rendered: Rendered) -> tuple[list[int], np.ndarray]:
+    def _tokenise_apart(self, rendered: Rendered) -> tuple[np.ndarray, np.ndarray]:
         """The same with the text cut at the start of every span."""
         text, spans = rendered.text, rendered.spans
         ids = self.tokenizer.encode(text[: spans[0][0]])
@@ -128,7 +130,7 @@ class Encoder:
             more, starts = self._continue(ids, text[:start], text[start:stop])
             ids = ids + more
             weights.append(weight * (np.arange(len(more)) < _count_before(starts + start, end, text)))
-        return ids, np.concatenate(weights)
+        return np.array(ids, np.int32), np.concatenate(weights).astype(np.float32)
 
     def _continue(self, ids: list[int], before: str, text: str) -> tuple[list[int], np.ndarray]:
         """Ids of `text`, and where each starts in it, such that `ids` and they together read `before + text`.
@@ -139,9 +141,9 @@ class Encoder:
         decoded = self.tokenizer.decode(self.tokenizer.encode(before + text), skip_special=False)
         for anchor in ("", "\n", "."):
             lead = self.tokenizer.encode(anchor)
-            more, starts = self.tokenizer.encode_with_starts(anchor + text)
-            anchored = more[: len(lead)] == lead
-            more, starts = more[len(lead) :], starts[len(lead) :]
+            found, starts = self.tokenizer.encode_with_starts(anchor + text)
+            anchored = found[: len(lead)].tolist() == lead
+            more, starts = found[len(lead) :].tolist(), starts[len(lead) :]
             if anchored and self.tokenizer.decode(ids + more, skip_special=False) == decoded:
                 return more, starts - len(anchor)
         raise InputError(

@@ -56,8 +56,8 @@ def _preference(row: Row, index: int, place: str) -> Record:
     if prompt is None and shared == 0:
         raise InputError("chosen and rejected have no first message in common, so there is no prompt; add 'prompt'")
     if prompt is not None:
-        asked = _turns(prompt, "user", "prompt").messages
-        if asked not in (better.messages[:shared][: len(asked)], better.messages[:shared][-len(asked) :]):
+        asked, both = _turns(prompt, "user", "prompt").messages, better.messages[:shared]
+        if asked not in (both[: len(asked)], both[-len(asked) :]):  # all of it, its first turn, or its last
             raise InputError("prompt is not what chosen and rejected both start with; remove it here or there")
     return _chat(row, index, place, [better], first_trained=shared)
 

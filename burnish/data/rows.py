@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from burnish.data.config import DataConfig, RowFormat
 from burnish.data.cut import cut
 from burnish.data.encode import Encoder
@@ -57,7 +59,7 @@ class RowEncoder:
             pieces = wholes
         else:
             pieces = [piece for whole in wholes for piece in cut(whole, self._config, self._bos_id)]
-        trained = [int((piece.weights != 0).sum()) for piece in pieces]
+        trained = [int(np.count_nonzero(piece.weights)) for piece in pieces]
         kept = [piece for piece, n in zip(pieces, trained, strict=True) if n >= self._config.min_trained_tokens]
         if not kept:
             if wholes and not pieces:

@@ -107,8 +107,8 @@ class Tokenizer:
             return [self.bos_id, *ids]
         return ids
 
-    def encode_with_starts(self, text: str) -> tuple[list[int], np.ndarray]:
-        """`encode`, and for each token the character of the text that it starts at (int64 [tokens]).
+    def encode_with_starts(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """`encode` (int32 [tokens]), and for each token the character of the text that it starts at (int64 [tokens]).
 
         Tokens that share a character (a rare one, cut into bytes) start at the same.
         """
@@ -117,7 +117,7 @@ class Tokenizer:
             return found
         _check_text(text)
         encoding = self.backend.encode(text, add_special_tokens=False)
-        return encoding.ids, np.array([start for start, _ in encoding.offsets], np.int64)
+        return np.array(encoding.ids, np.int32), np.array([start for start, _ in encoding.offsets], np.int64)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -170,7 +170,7 @@ class TurnFinder:
         """What ends a turn: the ending up to its first added token; what follows that ends the conversation."""
         ids, starts = self.tokenizer.encode_with_starts(self._ending)
         ends = [*starts[1:].tolist(), len(self._ending)]
-        first = next((end for id, end in zip(ids, ends, strict=True) if id in self.tokenizer.added_ids), None)
+        first = next((end for id, end in zip(ids.tolist(), ends, strict=True) if id in self.tokenizer.added_ids), None)
         return self._ending.rstrip() if first is None else self._ending[:first]
 
     @cached_property

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_DIGITS = "[0-9]|[^0-9]+"
+# The last after the first, in one expression: a digit is a word, and for what stands before it the text ends there.
+_DIGITS_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|[0-9]| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 # What is left of Unicode's classes in ASCII.
 _CLASSES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
 _MOST_WORDS = 1_000_000  # remembered; then all are forgotten
@@ -57,8 +60,8 @@ class Words:
             return None
         return cls(backend, stages, {token["content"]: token["id"] for token in added})
 
-    def encode(self, text: str) -> tuple[list[int], np.ndarray] | None:
-        """Ids, and the character each starts at (int64); None where the library has to do it."""
+    def encode(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Ids (int32), and the character each starts at (int64); None where the library has to do it."""
         if not text.isascii():
             return None
         if len(self._ids) > _MOST_WORDS:
@@ -72,11 +75,12 @@ class Words:
                     ids.append(self._added[piece])
                 elif piece:
                     ids += self._plain(piece)
-        lengths = self._lengths[ids]
-        ends = np.cumsum(lengths)
+        found = np.array(ids, np.int32)
+        lengths = self._lengths[found]
+        ends = lengths.cumsum()
         if text and (not ids or ends[-1] != len(text)):  # an expression that does not cover the text
             return None
-        return ids, ends - lengths
+        return found, ends - lengths
 
     def _plain(self, text: str) -> list[int]:
         words = [text]
@@ -106,14 +110,14 @@ def _stages(rule: dict[str, Any] | None) -> list[re.Pattern[str]] | None:
         return None
     patterns = [_pattern(each) for each in rules[:-1]]
     if rules[-1]["use_regex"]:
-        patterns.append(_GPT2)
+        patterns[-1:] = [_DIGITS_GPT2] if patterns[-1:] == [_DIGITS] else [*patterns[-1:], _GPT2]
     stages = [None if pattern is None else _in_ascii(pattern) for pattern in patterns]
     return None if not stages or None in stages else stages  # type: ignore[return-value]
 
 
 def _pattern(rule: dict[str, Any]) -> str | None:
     if rule["type"] == "Digits":
-        return "[0-9]|[^0-9]+" if rule["individual_digits"] else "[0-9]+|[^0-9]+"
+        return _DIGITS if rule["individual_digits"] else "[0-9]+|[^0-9]+"
     if rule["type"] == "Split" and "Regex" in rule["pattern"] and rule["behavior"] == "Isolated" and not rule["invert"]:
         return rule["pattern"]["Regex"]
     return None

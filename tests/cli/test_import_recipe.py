@@ -127,7 +127,7 @@ lora_target: q_proj,v_proj
 use_rslora: true
 use_dora: false
 ### dataset
-dataset: chats, alpaca_en, ratings, elsewhere
+dataset: chats, elsewhere, alpaca_en, ratings
 dataset_dir: data
 template: qwen3
 enable_thinking: false
@@ -137,7 +137,7 @@ mask_history: true
 packing: true
 neat_packing: true
 mix_strategy: interleave_over
-interleave_probs: 0.5,0.3,0.2
+interleave_probs: 0.4,0.1,0.3,0.2
 max_samples: 1000
 overwrite_cache: true
 preprocessing_num_workers: 16
@@ -231,7 +231,7 @@ def llama_factory(folder: Path, info: dict | None = None, **keys) -> Imported:
 def test_axolotl_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "essays.parquet").touch()
+    (tmp_path / "configs" / "essays.parquet").touch()  # beside the file; the others are found from here
     imported = checked(yaml.safe_load(AXOLOTL), tmp_path / "configs")
     assert imported.kind == "axolotl"
     assert imported.recipe == {
@@ -302,12 +302,11 @@ def test_llama_factory_recipe(tmp_path):
     imported = llama_factory(tmp_path, DATASET_INFO, **yaml.safe_load(LLAMA_FACTORY))
     assert imported.kind == "llama-factory"
     assert imported.recipe["model"] == "Qwen/Qwen2.5-0.5B-Instruct"
-    # one data set of four cannot be read, so three shares are left for three
     assert imported.recipe["data"] == {
         "sources": [
             {
                 "path": str(tmp_path / "data" / "chats.json"),
-                "weight": 0.5,
+                "weight": 0.4,
                 "format": "messages",
                 "columns": {"messages": "dialog", "system": "persona"},
             },
@@ -365,6 +364,7 @@ WORDS = st.one_of(
     *(st.none(), st.booleans(), st.integers(-2, 9), st.floats(0, 1), st.just([]), st.just({})),
     *(st.sampled_from(["", "x", "auto", "chatml", "2e-4"]), st.lists(st.sampled_from(["a", 1]), max_size=2)),
     st.dictionaries(st.sampled_from(["path", "type", "x"]), st.sampled_from(["x", 1, None]), max_size=2),
+    st.lists(st.dictionaries(st.sampled_from(["path", "type", "x"]), st.just("x"), max_size=2), max_size=2),
 )
 KEYS = {
     "axolotl": [*sorted(yaml.safe_load(AXOLOTL)), "pretraining_dataset", "streaming", "chat_template_jinja"],
@@ -372,10 +372,20 @@ KEYS = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+ENTRY_KEYS = [
+    *("type", "ds_type", "data_files", "name", "split", "conversation", "field_messages", "message_property_mappings"),
+    *("message_field_role", "roles", "roles_to_train", "train_on_eos", "message_field_training", "chat_template"),
+    *("field_system", "shards", "field"),
+]
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.data(), st.sampled_from(["axolotl", "llama-factory"]))
 def test_whatever_a_key_holds_it_is_accounted_for(data, kind):
     first = {"axolotl": {"base_model": "m"}, "llama-factory": {"model_name_or_path": "m"}}[kind]
+    if kind == "axolotl":
+        entry = {"path": "rows.jsonl", "type": data.draw(st.sampled_from(["chat_template", "alpaca", "completion"]))}
+        first["datasets"] = [entry | data.draw(st.dictionaries(st.sampled_from(ENTRY_KEYS), WORDS, max_size=4))]
     tree = first | data.draw(st.dictionaries(st.sampled_from(KEYS[kind]), WORDS, max_size=6))
     try:
         imported = import_recipe(tree, Path("nowhere"))
@@ -511,6 +521,13 @@ def test_a_template_that_writes_another_text_is_not_taken(tmp_path, name):
     imported = axolotl(tmp_path, chat_template=name)
     assert [key for key, _ in imported.unknown] == ["chat_template"]
     assert "chat_template" not in imported.recipe["data"]
+
+
+def test_axolotl_evaluation_split_of_the_hub_is_not_taken_for_another(tmp_path):
+    entry = {"path": "org/chats", "type": "chat_template"}
+    imported = axolotl(tmp_path, datasets=[entry], test_datasets=[{**entry, "split": "test"}])
+    assert imported.recipe["data"]["path"] == "hf:org/chats" and "eval_path" not in imported.recipe["data"]
+    assert [key for key, _ in imported.unknown] == ["test_datasets"]
 
 
 def test_axolotl_raw_text(tmp_path):

@@ -48,8 +48,10 @@ READ = [
     ({"messages": [USER, ANSWER], "tools": [{"a": {"b": None, "c": 1}}]}, chat(USER, ANSWER, tools=({"a": {"c": 1}},))),
     ({"messages": [USER, ANSWER], "system": "Be brief."}, chat(SYSTEM, USER, ANSWER)),
     ({"messages": [SYSTEM, USER, ANSWER], "system": "Be brief."}, chat(SYSTEM, USER, ANSWER)),
-    ({"messages": [USER, {**ANSWER, "train": False}], "system": "Be brief."},)
-    + (chat(SYSTEM, USER, ANSWER, weights=(None, None, 0.0)),),
+    (
+        {"messages": [USER, {**ANSWER, "train": False}], "system": "Be brief."},
+        chat(SYSTEM, USER, ANSWER, weights=(None, None, 0.0)),
+    ),
     # conversations
     (
         {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}], "system": ""},
@@ -235,6 +237,13 @@ def test_bad_rows_get_one_line_that_names_place_key_and_mend(row, said):
         assert words in message
 
 
+def test_nesting_without_end_is_refused():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert "nested too deep" in refusal({"messages": [USER, {**ANSWER, "odd": deep}]})
+
+
 def refusal(row, columns=None, form="auto") -> str:
     with pytest.raises(InputError) as caught:
         read(row, columns, form)
@@ -253,7 +262,7 @@ def refusal(row, columns=None, form="auto") -> str:
     ],
 )
 def test_identical_pairs_are_dropped_with_a_reason(row):
-    with pytest.raises(DroppedRow, match="rows.jsonl, line 3: chosen and rejected are the same") as caught:
+    with pytest.raises(DroppedRow, match=r"rows\.jsonl, line 3: chosen and rejected are the same") as caught:
         read(row)
     assert caught.value.reason == "chosen and rejected are the same"
     sent = pickle.loads(pickle.dumps(caught.value))  # a process that reads rows can tell another
@@ -273,8 +282,8 @@ COLUMNS = [
     (
         {"m": [USER, ANSWER], "tools": TOOLS, "system": "Be brief."},
         {"messages": "m"},
-    )
-    + (chat(SYSTEM, USER, ANSWER, tools=tuple(TOOLS)),),
+        chat(SYSTEM, USER, ANSWER, tools=tuple(TOOLS)),
+    ),
     (
         {"m": [USER, ANSWER], "system": "no", "s": "Be brief."},
         {"messages": "m", "system": "s"},
@@ -359,32 +368,34 @@ def test_the_rows_of_the_documentation_are_read():
     assert found == [text("2+2?", "4"), text("Q: 2+2?\nA:", " 4"), chat(USER, ANSWER)]
 
 
-KEYS = sorted(
-    "messages conversations chosen rejected prompt completion response instruction input output history question answer "
-    "text input_ids labels mask attention_mask system tools role content from value tool_calls function name arguments "
-    "train weight type".split()
-)
-words = st.sampled_from(["user", "assistant", "system", "tool", "gpt", "human", "function_call", "text", "", "[", "{}"])
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.text("\ud800\n\r\u2028") | words,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS) | st.text(), inner, max_size=5),
-    max_leaves=12,
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(["\ud800\n", "["]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "\r", "name"]), inner),
+    max_leaves=5,
 )
-turns = st.lists(
-    st.fixed_dictionaries(
-        {"role": words, "content": values},
-        optional={"from": words, "value": values, "tool_calls": values, "weight": values, "train": values},
-    ),
-    max_size=4,
-)
-likely = st.dictionaries(st.sampled_from(KEYS), values | turns | turns.map(json.dumps), max_size=4)
+rich = {"messages": [{**USER, "content": [{"type": "text", "text": "a"}]}, {**ANSWER, "train": True, "weight": 1}]}
+calling = {"messages": [USER, {**ANSWER, "tool_calls": [{"name": "add", "arguments": {"a": 2}}]}], "tools": TOOLS}
+called = {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "function_call", "value": {"name": "add"}}]}
+SOUND = [row for row, _ in READ] + [rich, calling, called] * 5
 
 
-@settings(max_examples=400, deadline=None)
-@given(values | likely, st.sampled_from(RowFormat.model_fields["format"].annotation.__args__))
-def test_any_row_gives_a_record_or_one_line(row, form):
+def changed(value, steps, new):
+    """A copy of `value` with `new` somewhere in it: each step chooses a key, or stops."""
+    if not steps or not isinstance(value, dict | list) or not value:
+        return new
+    entries = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    key, old = entries[steps[0] % len(entries)]
+    copy = value.copy()
+    copy[key] = changed(old, steps[1:], new)
+    return copy
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(SOUND), st.lists(st.integers(0, 9), max_size=6), values, st.sampled_from(["auto", None]))
+def test_any_row_gives_a_record_or_one_line(row, steps, new, form):
+    names = RowFormat.model_fields["format"].annotation.__args__
     try:
-        record = read(row, form=form)
+        record = read(changed(row, steps, new), form=form or names[len(steps)])
     except InputError as error:
         assert len(str(error).splitlines()) == 1 and len(str(error)) < 500
         str(error).encode()

@@ -100,8 +100,11 @@ def read_axolotl(keys: Keys, folder: Path, draft: Draft) -> None:
     datasets = _read_datasets(keys, folder, draft)
     _read_lengths(keys, draft, datasets)
     draft.put("data.system", keys.text("default_system_message"))
-    variables = keys.get("chat_template_kwargs")
-    draft.put("data.template_variables", variables if isinstance(variables, dict) and variables else None)
+    variables = keys.get("chat_template_kwargs") or None
+    if variables is not None and not isinstance(variables, dict):
+        keys.refuse("chat_template_kwargs", "a mapping is expected")
+        variables = None
+    draft.put("data.template_variables", variables)
     _read_vocabulary(keys, draft)
     read_training(keys, draft, _NAMES)
     _read_batch_size(keys, draft)
@@ -124,8 +127,8 @@ def _read_datasets(keys: Keys, folder: Path, draft: Draft) -> Sequence[Dataset]:
     elif "streaming" in keys.tree:
         draft.put("data.streaming", keys.flag("streaming"))
     held = [found for part in keys.sections("test_datasets") for found in read_dataset(part, folder, draft)]
-    if len(held) > 1 or (held and (held[0].rows.subset or held[0].rows.split not in (None, "train", "test"))):
-        keys.refuse("test_datasets", "data.eval_path is one file; join them in one")
+    if len(held) > 1 or (held and (held[0].rows.subset or held[0].rows.split)):
+        keys.refuse("test_datasets", "data.eval_path is one file, or the train split of a Hub data set; make it that")
         held = []
     put_sources(draft, [dataset.rows for dataset in train], held[0].rows if held else None)
     _read_holdout(keys, draft, bool(held))
@@ -203,7 +206,10 @@ def _read_adapter(keys: Keys, draft: Draft) -> None:
     kind = keys.text("adapter")
     if kind in ("lora", "qlora"):
         read_lora(keys, draft, rank="lora_r", targets="lora_target_modules", rslora="peft_use_rslora")
-        if keys.flag("lora_target_linear") and draft.recipe["adapter"].pop("targets", None):
+        linear = keys.flag("lora_target_linear")
+        if not linear and not keys.has("lora_target_modules"):
+            draft.assume("adapter.targets: all linear layers, as none are named (PEFT then goes by the model)")
+        if linear and draft.recipe["adapter"].pop("targets", None):
             keys.refuse("lora_target_modules", "lora_target_linear takes all linear layers")
         if kind == "qlora":
             keys.refuse("adapter", f"lora it is: {WEIGHTS}")

@@ -98,13 +98,12 @@ def _paths(keys: Keys, folder: Path, draft: Draft) -> list[str]:
 
 def _read_type(keys: Keys, draft: Draft) -> tuple[str, dict[str, str | None]]:
     """The form of the rows, and all its columns but those that any form may have."""
-    if isinstance(keys.tree.get("type"), Mapping):
-        custom = keys.section("type")
-        assert custom is not None
+    given = keys.tree.get("type")
+    if isinstance(given, Mapping) and (custom := keys.section("type")):
         return "prompt_completion", _custom_columns(custom, draft)
     kind = keys.text("type")
     if kind is None:
-        return "tokens", {}
+        return "auto" if given else "tokens", {}
     base = kind.split(":")[0].removesuffix(".load")
     if base in _CHAT_TYPES:
         return _chat_columns(keys, sharegpt=base == "sharegpt")
@@ -118,8 +117,10 @@ def _read_type(keys: Keys, draft: Draft) -> tuple[str, dict[str, str | None]]:
 def _chat_columns(keys: Keys, *, sharegpt: bool) -> tuple[str, dict[str, str | None]]:
     """Conversations: how their messages are written, and the column they are in."""
     role, content = ("from", "value") if sharegpt else ("role", "content")
-    mapping = keys.get("message_property_mappings")
-    if isinstance(mapping, Mapping):
+    mapping = keys.get("message_property_mappings") or {}
+    if not isinstance(mapping, Mapping):
+        keys.refuse("message_property_mappings", "a mapping is expected")
+    else:
         role, content = str(mapping.get("role", role)), str(mapping.get("content", content))
         others = {ours: theirs for ours, theirs in mapping.items() if ours not in ("role", "content")}
         if any(ours != theirs for ours, theirs in others.items()):
@@ -143,8 +144,9 @@ def _read_roles(keys: Keys) -> bool:
     roles = keys.get("roles")
     if roles is None:
         return False
-    named = {(ours, name) for ours, names in roles.items() for name in names} if isinstance(roles, Mapping) else None
-    if named is None or any(name not in _ALIASES.get(ours, ()) for ours, name in named):
+    lists = isinstance(roles, Mapping) and all(isinstance(names, list) for names in roles.values())
+    named = [(str(ours), str(name)) for ours, names in roles.items() for name in names] if lists else []
+    if not lists or any(name not in _ALIASES.get(ours, ()) for ours, name in named):
         keys.refuse("roles", "roles that Burnish does not know by these names; rename them in the rows")
         return False
     return any(ours != name for ours, name in named)
@@ -152,7 +154,7 @@ def _read_roles(keys: Keys) -> bool:
 
 def _read_trained(keys: Keys) -> None:
     """What of a conversation is learned: what is not the assistants' turns with their ends is refused."""
-    roles = keys.get("roles_to_train")
+    roles = keys.names("roles_to_train")
     if roles is not None and not (roles and set(roles) <= _ALIASES["assistant"]):
         keys.refuse("roles_to_train", "data.train_on is for assistant turns, or all; or flag turns in the rows: train")
     for key in ("train_on_eos", "train_on_eot"):
@@ -185,7 +187,8 @@ def _custom_columns(keys: Keys, draft: Draft) -> dict[str, str | None]:
     system = keys.text("system_prompt") if not keys.has("field_system") else "{" + str(keys.text("field_system")) + "}"
     if system:
         fixed = system if keys.has("field_system") else system.replace("{", "{{").replace("}", "}}")
-        prompt = (keys.text("system_format") or "{system}").replace("{system}", fixed) + prompt
+        around = keys.get("system_format")
+        prompt = ("{system}" if around is None else str(around)).replace("{system}", fixed) + prompt
     if worded:
         keys.refuse(
             "format",

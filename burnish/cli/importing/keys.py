@@ -78,8 +78,8 @@ class Keys:
         return self.tree.get(key) is not None
 
     def text(self, key: str) -> str | None:
-        """A string that is not empty."""
-        return self._typed(key, lambda value: value if isinstance(value, str) and value else None, "a text")
+        """A string; None where it is empty as well."""
+        return self._typed(key, lambda value: value if isinstance(value, str) else None, "a text") or None
 
     def flag(self, key: str) -> bool | None:
         """True or false, also as a word."""
@@ -110,11 +110,13 @@ class Keys:
     def sections(self, key: str) -> "list[Keys]":
         """A list of mappings, or one mapping; what is something else is refused."""
         value = self.get(key)
-        items = value if isinstance(value, list) else [] if value is None else [value]
+        items = value if isinstance(value, list) else [value] if value else []
         if not all(isinstance(item, Mapping) for item in items):
             self.refuse(key, "a list of mappings is expected")
             return []
         place = f"{self.place}{key}"
+        if not isinstance(value, list):
+            return [self.add_part(key, item, f"{place}.") for item in items]
         return [self.add_part(key, item, f"{place}[{number}].") for number, item in enumerate(items)]
 
     def add_part(self, key: str, tree: Mapping[Any, Any], place: str) -> "Keys":
@@ -172,7 +174,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _names(value: Any) -> list[str] | None:
-    items = value.split(",") if isinstance(value, str) else value
+    items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         return None
-    return [item.strip() for item in items if item.strip()]
+    return [item for item in items if item]

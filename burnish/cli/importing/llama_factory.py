@@ -111,9 +111,9 @@ def _read_stage(keys: Keys) -> bool:
 def _read_datasets(keys: Keys, folder: Path, draft: Draft, *, raw: bool) -> None:
     catalogue = Catalogue.of(keys, folder, draft)
     train = catalogue.rows("dataset", raw=raw)
-    held = catalogue.rows("eval_dataset", raw=raw)
+    held = [rows for rows in catalogue.rows("eval_dataset", raw=raw) if rows]
     if len(held) > 1 or (held and (held[0].subset or held[0].split)):
-        keys.refuse("eval_dataset", "data.eval_path is one file; join them in one")
+        keys.refuse("eval_dataset", "data.eval_path is one file, or the train split of a Hub data set; make it that")
         held = []
     put_sources(draft, _weighed(keys, draft, train), held[0] if held else None)
     size = keys.number("val_size")
@@ -129,25 +129,26 @@ def _read_datasets(keys: Keys, folder: Path, draft: Draft, *, raw: bool) -> None
         keys.refuse("max_samples", "all rows are read; cut the files")
 
 
-def _weighed(keys: Keys, draft: Draft, train: Sequence[Rows]) -> list[Rows]:
-    """The sources with their shares: by size where they are put end to end, else as the file says, or even."""
+def _weighed(keys: Keys, draft: Draft, train: Sequence[Rows | None]) -> list[Rows]:
+    """The sources that there are, with their shares: by size, as the file says, or even."""
+    known = [rows for rows in train if rows]
     strategy, said = keys.text("mix_strategy") or "concat", keys.get("interleave_probs")
     if strategy == "concat":
         if said is not None:
             keys.refuse("interleave_probs", "of interleaved mixing; data sets are put end to end")
-        return list(train)
+        return known
     if strategy not in ("interleave_under", "interleave_over"):
         keys.refuse("mix_strategy", "not known; data sets are mixed by size. See data.repeat and the sources' weight")
-        return list(train)
+        return known
     try:
         shares = [float(share) for share in (said.split(",") if isinstance(said, str) else said or [1.0] * len(train))]
     except (TypeError, ValueError):
         shares = []
     if len(shares) != len(train) or not all(share > 0 for share in shares):
         keys.refuse("interleave_probs", "a share above 0 for each data set is expected; they are mixed by size")
-        return list(train)
+        return known
     draft.put("data.repeat", strategy == "interleave_over")
-    return [replace(rows, weight=share) for rows, share in zip(train, shares, strict=True)]
+    return [replace(rows, weight=share) for rows, share in zip(train, shares, strict=True) if rows]
 
 
 def _read_template(keys: Keys, draft: Draft) -> None:

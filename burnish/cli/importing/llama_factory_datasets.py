@@ -19,6 +19,7 @@ _TAGS = {
     "function_tag": ("function_call",),
     "system_tag": ("system",),
 }
+_SHAPES = ("alpaca", "sharegpt", "openai")
 _JOINED = "read, but a blank line is put between instruction and input; LLaMA-Factory puts one line end"
 _OWN_SYSTEM = "system messages in the rows' own `system` are read; dataset_info.json does not name them"
 
@@ -49,15 +50,11 @@ class Catalogue:
         draft.assume(f"data sets are those of {path}")
         return cls(keys, draft, path, _read(path))
 
-    def rows(self, key: str, *, raw: bool) -> list[Rows]:
-        """The data sets that a key of the configuration names, as far as they can be read."""
-        names, found, lost = self._keys.names(key) or [], [], []
-        for name in names:
-            rows = self._rows(name, raw=raw)
-            if rows is None:
-                lost.append(name)
-            else:
-                found.append(rows)
+    def rows(self, key: str, *, raw: bool) -> list[Rows | None]:
+        """The data sets that a key of the configuration names; None for one that cannot be read, which is reported."""
+        names = self._keys.names(key) or []
+        found = [self._rows(name, raw=raw) for name in names]
+        lost = [name for name, rows in zip(names, found, strict=True) if rows is None]
         if lost:
             where = f"not read from {self._path}" if self._path else f"no {_FILE} says what they are"
             self._keys.refuse(
@@ -90,7 +87,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _entry_rows(keys: Keys, draft: Draft, folder: Path, *, raw: bool) -> Rows | None:
     path = _path(keys, folder)
     shape = keys.text("formatting")
-    if shape not in (None, "alpaca", "sharegpt", "openai"):
+    if shape not in (None, *_SHAPES):
         keys.refuse("formatting", "not known; rows are told by their keys (data.format: auto)")
     if keys.flag("ranking"):
         keys.refuse("ranking", _PREFERENCE)
@@ -139,12 +136,14 @@ def _columns(keys: Keys, columns: Keys | None, draft: Draft, shape: str, *, raw:
     if raw:
         return "text", renamed(text=given.text("prompt") or "instruction")
     system, tools = given.text("system"), given.text("tools")
+    if system is None:
+        draft.assume(_OWN_SYSTEM)
+    if shape not in _SHAPES:
+        return "auto", {}
     if shape != "alpaca":
         column = given.text("messages") or "conversations"
         form = _message_form(keys, openai=shape == "openai")
         return form, renamed(**{form: column}, system=system, tools=tools)
-    if system is None:
-        draft.assume(_OWN_SYSTEM)
     names = _alpaca_names(given, all_read=columns is None)
     if columns is None:
         draft.assume(f"instruction and input: {_JOINED}")
@@ -175,11 +174,9 @@ def _message_form(keys: Keys, *, openai: bool) -> str:
         for key in ("role_tag", "content_tag"):
             if tags.has(key):
                 tags.refuse(key, f"messages of {role}/{content} are not read; rename to role/content or from/value")
-    others = set()
-    for key, known in _TAGS.items():
-        name = tags.text(key)
-        if name is not None and name not in known:
-            tags.refuse(key, f"{name} is no name of that role here; rename it to {known[0]} in the rows")
-        others.add(name)
-    openai_names = {None, "user", "assistant", "system", "tool"}
-    return "messages" if form == "messages" and others <= openai_names else "conversations"
+    names = {key: name for key in _TAGS if (name := tags.text(key))}
+    for key, name in names.items():
+        if name not in _TAGS[key]:
+            tags.refuse(key, f"{name} is no name of that role here; rename it to {_TAGS[key][0]} in the rows")
+    sharegpt = {name for known in _TAGS.values() for name in known} - {"user", "assistant", "system", "tool"}
+    return "messages" if form == "messages" and sharegpt.isdisjoint(names.values()) else "conversations"

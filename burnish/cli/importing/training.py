@@ -85,9 +85,11 @@ def _read_length(keys: Keys, draft: Draft, names: Names) -> None:
 
 
 def _read_optimizer(keys: Keys, draft: Draft, names: Names) -> None:
-    draft.put("optimizer.lr", keys.number("learning_rate"))
-    if names.lr is not None:
-        draft.put_or("optimizer.lr", keys.number("learning_rate"), names.lr, names.tool)
+    rate = keys.number("learning_rate")
+    if names.lr is None:
+        draft.put("optimizer.lr", rate)
+    else:
+        draft.put_or("optimizer.lr", rate, names.lr, names.tool)
     draft.put_or("optimizer.weight_decay", keys.number("weight_decay"), 0.0, names.tool)
     clip = keys.number("max_grad_norm")
     draft.put("optimizer.clip_norm", clip or None)
