@@ -30,7 +30,6 @@ def main() -> None:
 
     with open(arguments.data, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file][: arguments.rows]
-    rows = [{"prompt": row["question"], "completion": row["answer"]} if "question" in row else row for row in rows]
 
     model = load(arguments.model, dtype="float32")
     config = DataConfig(max_length=1024)
@@ -43,10 +42,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         model.save(folder)
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        for example in load_examples(rows, model.require_tokenizer(), config).encoded:
+        for example in load_examples(rows, model.require_tokenizer(), config):
             ids = torch.tensor(example.tokens)[None].long()
             log_probs = theirs(ids).logits[0, :-1].double().log_softmax(-1)
-            trained = torch.tensor(example.loss_mask[1:])
+            trained = torch.tensor(example.weights[1:] != 0)
             total -= log_probs.gather(-1, ids[0, 1:, None])[:, 0][trained].sum().item()
             tokens += int(trained.sum())
     reference = float(torch.exp(torch.tensor(total / tokens, dtype=torch.float64)))

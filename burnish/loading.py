@@ -7,10 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from burnish.adapt.vocabulary import VocabularyConfig, learn_tokens
+from burnish.config import build_config
 from burnish.convert.builtin import BUILT_IN, cached_model
-from burnish.convert.gguf import load_gguf_decoder, open_gguf
+from burnish.convert.families import family_of
+from burnish.convert.gguf import gguf_metadata, load_gguf_decoder, open_gguf
 from burnish.convert.gguf_tokenizer import tokenizer_from_gguf
 from burnish.convert.hf import CONFIG, load_hf_decoder, read_json
+from burnish.data.named_templates import use_template
 from burnish.data.tokenizer import Tokenizer
 from burnish.errors import InputError
 from burnish.wrapper import ModelWrapper, Origin
@@ -40,6 +44,45 @@ def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
 
         return load_peft(path, load, dtype)
     return _checked(_load_hf(name, path, dtype))
+
+
+def load_tokenizer(source: str | Path) -> tuple[Tokenizer, int | None]:
+    """The tokenizer that `load` gives a model, and the longest text the model takes, in tokens; reads no weights.
+
+    The chat template that a run was trained with goes along. None where a file does not say how long a text may be.
+    Raises InputError as `load` does for what is not there or cannot be read.
+    """
+    path = locate(source)
+    if path.suffix == ".gguf":
+        reader = open_gguf(path)
+        metadata = gguf_metadata(reader)
+        return tokenizer_from_gguf(reader), metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    if (path / RUN_CONFIG).exists():
+        return _run_tokenizer(path)
+    if (path / "adapter_config.json").exists():
+        place = path / "adapter_config.json"
+        base = read_json(place).get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            raise InputError(f"{place}: base_model_name_or_path is missing; name the model it was trained on")
+        tokenizer, context = load_tokenizer(base)
+        return (Tokenizer.from_folder(path) if (path / "tokenizer.json").exists() else tokenizer), context
+    hf = read_json(path / CONFIG)
+    config = family_of(hf, str(path / CONFIG)).from_hf(hf, str(path / CONFIG))
+    return Tokenizer.from_folder(path), config.max_length
+
+
+def _run_tokenizer(path: Path) -> tuple[Tokenizer, int | None]:
+    from burnish.train.run_folder import read_recipe
+
+    recipe = read_recipe(path)
+    base = recipe.get("model")
+    if not isinstance(base, str) or base == str(path.resolve()):
+        raise InputError(f"{path / RUN_CONFIG}: model is {base!r}; it must name what the run started from")
+    tokenizer, context = load_tokenizer(base)
+    asked = build_config(VocabularyConfig, recipe.get("vocabulary") or {}, place=f"{path / RUN_CONFIG}: vocabulary")
+    tokenizer, _ = learn_tokens(tokenizer, asked.add_tokens)
+    template = (recipe.get("data") or {}).get("chat_template")
+    return (tokenizer if template is None else use_template(tokenizer, template)), context
 
 
 def _checked(model: ModelWrapper) -> ModelWrapper:

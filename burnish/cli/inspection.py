@@ -1,36 +1,73 @@
-"""`burnish inspect`: a model's tree, and the rows of a data set as they are trained."""
+"""`burnish inspect`: a model's tree, or with data its rows as they are trained (`burnish.cli.data_report`)."""
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
+from burnish.adapt.vocabulary import learn_tokens
+from burnish.cli.data_html import check_absent, write_html
+from burnish.cli.data_report import Report, as_json_object, make_report, show
 from burnish.cli.recipe import Recipe, read_words
-from burnish.cli.report import count, data_line, make_console, marked
-from burnish.data.batches import TrainBatches
-from burnish.data.dataset import Examples, load_examples
+from burnish.cli.report import count, make_console
+from burnish.data.fit import fit_data, fit_tokenizer
+from burnish.data.parts import sources_of
 from burnish.errors import InputError
-from burnish.loading import load
+from burnish.loading import load, load_tokenizer
 from burnish.models.paths import Leaf, leaves
 from burnish.wrapper import ModelWrapper
 
 
-def inspect_model(words: Sequence[str], model: str | None, data: str | None, rows: int, as_json: bool) -> None:
-    """Prints the model's tree, or with data its rows and lengths."""
-    recipe = read_words(words, {"model": model, "data.path": data})
+def inspect_model(
+    words: Sequence[str],
+    options: dict[str, Any],
+    rows: int,
+    ids: bool,
+    worst: int,
+    as_json: bool,
+    html: Path | None,
+) -> None:
+    """Prints the model's tree, or with data a report on it; `html` is a new file to write the report to."""
+    recipe = read_words(words, options)
     if recipe.model is None:
         raise InputError("model: not given; add --model (its tokenizer and template decide what rows become)")
-    loaded = load(recipe.model, dtype=recipe.dtype)
+    if recipe.data.source is None:
+        if recipe.task.name is not None:
+            raise InputError("task.name: a task's problems are made, not read; give records to inspect (--data FILE)")
+        if ids or html is not None:
+            raise InputError(f"{'--ids' if ids else '--html'} is of a data set's rows; give one (--data FILE)")
+        _show_tree(make_console(), load(recipe.model, dtype=recipe.dtype), as_json)
+        return
+    if html is not None:
+        check_absent(html)
+    report = _report(recipe, rows, worst)
+    if html is not None:
+        write_html(report, html)
+    if as_json:
+        print(json.dumps(as_json_object(report)))
+        return
     console = make_console()
-    if recipe.data.path is None:
-        _show_tree(console, loaded, as_json)
-    else:
-        examples = load_examples(recipe.data.path, loaded.require_tokenizer(), recipe.data)
-        _show_data(console, loaded, recipe, examples, rows, as_json)
+    show(report, console, ids)
+    if html is not None:
+        console.print(f"written to {html}")
+
+
+def _report(recipe: Recipe, rows: int, worst: int) -> Report:
+    """The report on a recipe's data; what a row becomes is decided as before training."""
+    assert recipe.model is not None and recipe.data.source is not None
+    parts = sources_of(recipe.data.source, recipe.data)
+    tokenizer, context = load_tokenizer(recipe.model)
+    tokenizer, _ = learn_tokens(tokenizer, recipe.vocabulary.add_tokens)
+    config = fit_data(recipe.data, context=context, packing=True)
+    tokenizer = fit_tokenizer(tokenizer, config)
+    notes = []
+    if config.max_length < recipe.data.max_length:
+        notes.append(f"data.max_length is {config.max_length}, the model's context")
+    return make_report(recipe.model, parts, tokenizer, config, recipe.train.batch_size, rows, worst, notes)
 
 
 def _show_tree(console: Console, model: ModelWrapper, as_json: bool) -> None:
@@ -65,40 +102,3 @@ def _collapsed(leaf: Leaf) -> str:
 
 def _layer_shape(leaf: Leaf, variable: Any) -> tuple[int, ...]:
     return variable.shape[1:] if leaf.stacked else variable.shape
-
-
-def _show_data(
-    console: Console, model: ModelWrapper, recipe: Recipe, examples: Examples, rows: int, as_json: bool
-) -> None:
-    tokenizer = model.require_tokenizer()
-    lengths = np.array([len(example.tokens) for example in examples.encoded])
-    packed = TrainBatches(examples.encoded, recipe.train.batch_size, recipe.data).plan(0)
-    slots = len(packed.rows) * recipe.data.max_length
-    quantiles = {f"p{q}": int(np.percentile(lengths, q)) for q in (0, 25, 50, 75, 95, 100)}
-    if as_json:
-        shown = [
-            {
-                "example": example.example_id,
-                "tokens": example.tokens.tolist(),
-                "trained": example.loss_mask.astype(int).tolist(),
-                "text": tokenizer.decode(example.tokens.tolist(), skip_special=False),
-            }
-            for example in examples.encoded[:rows]
-        ]
-        summary = {
-            "data": recipe.data.path,
-            **vars(examples.counts),
-            "lengths": quantiles,
-            "rows_packed": len(packed.rows),
-        }
-        print(json.dumps({**summary, "efficiency": examples.counts.tokens / slots, "examples": shown}))
-        return
-    for example in examples.encoded[:rows]:
-        console.print(f"row {example.example_id}, {len(example.tokens)} tokens", style="bold")
-        console.print(marked(example, tokenizer, plain=not console.is_terminal))
-    console.print("trained tokens are " + ("green" if console.is_terminal else "in ⟦ ⟧"), style="bold")
-    console.print(data_line(str(recipe.data.path), examples.counts))
-    console.print("tokens in a row: " + ", ".join(f"{name} {value}" for name, value in quantiles.items()))
-    console.print(
-        f"rows of {recipe.data.max_length} tokens: {len(packed.rows)}, {examples.counts.tokens / slots:.1%} full"
-    )

@@ -27,7 +27,7 @@ Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Built-in name, Hugging Face or PEFT folder, .gguf, run directory, or Hub id."),
 ]
-Data = Annotated[str | None, typer.Option("--data", "-d", help="Records: a JSONL file.")]
+Data = Annotated[str | None, typer.Option("--data", "-d", help="Records: a file, folder or glob, or hf:ORG/NAME.")]
 TaskName = Annotated[str | None, typer.Option("--task", "-t", help="Problems that are scored: reasoning_gym:TASK.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; it must be new or empty.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer as one JSON object.")]
@@ -62,17 +62,26 @@ def fetch(name: Annotated[str, typer.Argument(help="A built-in model.")]) -> Non
 
 @app.command(rich_help_panel="Models")
 def inspect(
-    words: Words = None, model: Model = None, data: Data = None, rows: Rows = 3, as_json: AsJson = False
+    words: Words = None,
+    model: Model = None,
+    data: Data = None,
+    rows: Rows = 3,
+    ids: Annotated[bool, typer.Option("--ids", help="Show each token of the rows, with its id.")] = False,
+    worst: Annotated[int, typer.Option("--worst", min=0, help="Most rows to show of each kind that looks wrong.")] = 3,
+    as_json: AsJson = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the report to this new file, too.")] = None,
 ) -> None:
-    """Show a model's tree; with --data, its rows as they are trained, and their lengths.
+    """Show a model's tree; with --data, its rows as they are trained, their lengths, and those that look wrong.
 
     `burnish inspect --model smollm2-135m`
 
     `burnish inspect --model smollm2-135m --data train.jsonl data.max_length=512`
+
+    `burnish inspect --model smollm2-135m --data train.jsonl --rows 10 --ids --html report.html`
     """
     from burnish.cli.inspection import inspect_model
 
-    inspect_model(words or [], model, data, rows, as_json)
+    inspect_model(words or [], {"model": model, "data.path": data}, rows, ids, worst, as_json, html)
 
 
 @app.command(rich_help_panel="Training")
@@ -106,6 +115,21 @@ def resume(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> Non
     from burnish.cli.training import resume_run
 
     resume_run(run)
+
+
+@app.command("import-recipe", rich_help_panel="Training")
+def import_recipe(
+    file: Annotated[Path, typer.Argument(help="A configuration of Axolotl or LLaMA-Factory.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Recipe to write; it must not exist.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a recipe of another tool's configuration, and list what was not understood.
+
+    `burnish import-recipe axolotl.yaml --out recipe.yaml`
+    """
+    from burnish.cli.import_recipe import run_import
+
+    run_import(file, out, as_json)
 
 
 @app.command(rich_help_panel="Using a model")

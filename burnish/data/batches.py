@@ -36,7 +36,9 @@ class Shard:
         return slice(self.index * each, (self.index + 1) * each)
 
     def check(self, batch_size: int) -> None:
-        """InputError where a batch cannot be shared evenly."""
+        """InputError where there is no batch, or it cannot be shared evenly."""
+        if batch_size < 1:
+            raise InputError(f"batch_size={batch_size}: must be at least 1")
         if batch_size % self.count:
             raise InputError(
                 f"train.batch_size: {batch_size} rows cannot be shared by {self.count} processes; "
@@ -92,8 +94,6 @@ class TrainBatches(grain.DatasetIterator[Batch]):
         super().__init__()
         if not len(examples):
             raise InputError("no examples to make batches of")
-        if batch_size < 1:
-            raise InputError(f"batch_size={batch_size}: must be at least 1")
         shard.check(batch_size)
         self._examples, self._batch_size, self._config, self._epochs = examples, batch_size, config, epochs
         self._shard = shard

@@ -9,12 +9,15 @@ import json
 import os
 import shutil
 import uuid
+import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import open_memmap
 
 from burnish.data.examples import EncodeCounts, Examples
 from burnish.files import cache_folder
@@ -32,10 +35,8 @@ def cached(key: Mapping[str, Any], make: Callable[[], dict[str, Examples]]) -> d
     if found is not None:
         return found
     made = make()
-    try:
+    with suppress(OSError):  # a full or read-only disk: the run goes on without a cache
         _write(folder, made)
-    except OSError:  # a full or read-only disk: the run goes on without a cache
-        return made
     return made
 
 
@@ -43,14 +44,19 @@ def _read(folder: Path) -> dict[str, Examples] | None:
     try:
         described = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
         found = {}
-        for name, counts in described.items():
-            arrays = {array: np.load(folder / f"{name}-{array}.npy", mmap_mode="r") for array in _ARRAYS}
-            found[name] = Examples(**arrays, counts=EncodeCounts(**counts))
-            if len(found[name].tokens) != found[name].starts[-1] or len(found[name].starts) != len(found[name]) + 1:
+        for name, (counts, checksums) in described.items():
+            # Not np.load, which takes a damaged file for one of other kinds.
+            arrays = {array: open_memmap(folder / f"{name}-{array}.npy", mode="r") for array in _ARRAYS}
+            if [_checksum(arrays[array]) for array in _ARRAYS] != checksums:
                 return None
-        return found
-    except (OSError, ValueError, TypeError, IndexError):
+            found[name] = Examples(**arrays, counts=EncodeCounts(**counts))
+        return found or None
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data)
 
 
 def _write(folder: Path, made: Mapping[str, Examples]) -> None:
@@ -60,7 +66,10 @@ def _write(folder: Path, made: Mapping[str, Examples]) -> None:
         for name, examples in made.items():
             for array in _ARRAYS:
                 np.save(staging / f"{name}-{array}.npy", getattr(examples, array))
-        described = {name: asdict(examples.counts) for name, examples in made.items()}
+        described = {
+            name: (asdict(examples.counts), [_checksum(getattr(examples, array)) for array in _ARRAYS])
+            for name, examples in made.items()
+        }
         (staging / "examples.json").write_text(json.dumps(described), encoding="utf-8")
         if folder.exists() and _read(folder) is None:
             shutil.rmtree(folder)

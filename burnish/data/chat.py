@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Stands at both ends of what a template marks, while it is rendered; no text has it by chance.
 _MARK = re.compile("burnish-generation-4fc1b97d1f0e5a23")
+_TAG = re.compile(r"\{%[-+]?\s*generation\b")
 # Names under which a message's reasoning is passed, the standard one first. Templates read the first two.
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
@@ -89,7 +90,7 @@ class ChatTemplate:
         Raises:
           InputError: as `render`; or the template has no such tag.
         """
-        if "generation" not in self.source.replace("add_generation_prompt", ""):
+        if not _TAG.search(self.source):
             raise InputError(
                 f"chat template of {self.origin} marks nothing by {{% generation %}}; "
                 "set data.train_on to assistant, or use a template that has the tags"

@@ -18,6 +18,11 @@ FormatName = Literal[
 TrainOn = Literal["assistant", "completion", "last_turn", "all", "generation"]
 Packing = Literal["best_fit", "first_fit", "concat", "none"]
 
+_ENCODING = {
+    *("chat_template", "template_variables", "system", "train_on", "rewritten_turns", "bad_rows", "max_length"),
+    *("truncate", "overlap", "min_trained_tokens"),
+}
+
 
 def _packing(value: Any) -> Any:
     """`packing: true` and `packing: false`, as recipes elsewhere have it."""
@@ -36,14 +41,18 @@ class RowFormat(BaseModel):
     )
 
 
-class SourceConfig(RowFormat):
+class SourceConfig(BaseModel):
     """One of `data.sources`: rows that are mixed with others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str = Field(description="File, folder, glob, or hf:ORG/NAME.")
     name: str | None = Field(None, min_length=1, description="What metrics call it; null: the file's name.")
     weight: float | None = Field(
         None, gt=0, le=1e9, description="Its share of the examples, relative to the others'; null: by its size."
     )
+    format: FormatName | None = Field(None, description="Form of its rows; null: as data.format.")
+    columns: dict[str, str] | None = Field(None, description="As data.columns; null: those.")
     subset: str | None = Field(None, min_length=1, description="Configuration of a Hub data set.")
     split: str = Field("train", min_length=1, description="Split of a Hub data set.")
 
@@ -92,7 +101,9 @@ class DataConfig(RowFormat):
         None, gt=0, le=1000, description="Mix sources by size ** (1 / temperature), where none has a weight."
     )
     repeat: bool = Field(
-        True, description="A mixture's epoch ends with the source that lasts longest, others repeat; false: the first."
+        True,
+        description="A mixture's epoch ends with the source that lasts longest, others repeat; false: the first. "
+        "A stream goes on without end; false: until each row has come once.",
     )
     streaming: bool = Field(False, description="Read rows as they are needed: for files larger than memory.")
     shuffle_buffer: int = Field(10_000, ge=1, le=10**8, description="streaming: rows shuffled among each other.")
@@ -109,3 +120,7 @@ class DataConfig(RowFormat):
                 "data.temperature needs the sizes of the sources, which a stream does not know; give weights"
             )
         return self
+
+    def encoding(self) -> dict[str, Any]:
+        """The options that decide the tokens of an example, JSON-able."""
+        return self.model_dump(mode="json", include=_ENCODING)

@@ -10,8 +10,8 @@ def cut(example: Tokens, config: DataConfig, bos_id: int | None) -> list[Tokens]
     """Pieces of at most `config.max_length` tokens, as `config.truncate` says; none where the example is dropped.
 
     A leading BOS stays at the start of every piece, for the model knows no text without it. With `split`, a piece
-    begins with `overlap` tokens (at least one) of the piece before, as context that is not learned again: every token
-    is learned exactly once.
+    begins with `overlap` tokens (at least one, where there is place) of the piece before, as context that is not
+    learned again: every token is learned exactly once.
     """
     length = config.max_length
     if len(example.ids) <= length:
@@ -23,7 +23,7 @@ def cut(example: Tokens, config: DataConfig, bos_id: int | None) -> list[Tokens]
     lead = int(bos_id is not None and example.ids[0] == bos_id)
     if config.truncate == "keep_end":
         return [_piece(example, len(example.ids) - length + lead, length, lead, known=1 - lead)]
-    overlap = max(1, config.overlap)
+    overlap = min(max(1, config.overlap), length - lead - 1)  # with BOS in rows of two there is place for none
     pieces, end = [Tokens(example.ids[:length], example.weights[:length])], length
     while end < len(example.ids):
         pieces.append(_piece(example, end - overlap, length, lead, known=overlap))

@@ -18,12 +18,6 @@ from burnish.errors import InputError
 if TYPE_CHECKING:
     from burnish.data.tokenizer import Tokenizer
 
-# Options that decide the tokens of an example, and which examples are held out.
-_ENCODING = {
-    *("chat_template", "template_variables", "system", "train_on", "rewritten_turns", "bad_rows", "max_length"),
-    *("truncate", "overlap", "min_trained_tokens"),
-}
-
 
 @dataclass(frozen=True)
 class Dataset:
@@ -99,7 +93,7 @@ def _load(part: Part, tokenizer: "Tokenizer", config: DataConfig, holdout: float
         "rows": part.file.fingerprint(),
         "form": part.form.model_dump(include={"format", "columns"}),
         "tokenizer": tokenizer.fingerprint,
-        "options": config.model_dump(include=_ENCODING),
+        "options": config.encoding(),
         "concat": config.packing == "concat",
         "holdout": [holdout, config.seed if holdout else 0],
     }
@@ -114,8 +108,9 @@ def _encode(part: Part, tokenizer: "Tokenizer", config: DataConfig, holdout: flo
         records = list(encoder.records(part.rows(), counts))
     if not records and not counts.rows:
         raise InputError(f"{part.place} holds no records")
-    kept, held = split_holdout(records, holdout, config.seed)
+    kept, held = split_holdout(records, holdout, config.seed, part.place) if records else ([], [])
+    held_place = f"{part.place}, held-out rows"
     return {
-        "train": encoder.encode_all(kept, counts),
-        "held_out": encoder.encode_all(held, EncodeCounts()) if held else Examples.of([]),
+        "train": encoder.encode_all(kept, counts, part.place),
+        "held_out": encoder.encode_all(held, EncodeCounts(), held_place) if held else Examples.of([]),
     }

@@ -86,12 +86,16 @@ class Encoder:
     def _finished(self, rendered: Rendered) -> Tokens:
         """With EOS where the text does not end itself, and BOS where the model wants one and the text has none."""
         ids, weights = self._tokenise(rendered)
+        if not len(ids):
+            raise InputError("the tokenizer reads nothing in it: no character is one of its own; remove the row")
         eos, bos = self.tokenizer.eos_id, self.tokenizer.bos_id
         if not rendered.terminated:
             if eos is None:
                 raise InputError("the tokenizer has no token to end the answer with; set its eos_token")
             if ids[-1] != eos:  # a text may bring its own
-                ids, weights = np.append(ids, np.int32(eos)), np.append(weights, np.float32(rendered.spans[-1][2]))
+                _, end, weight = rendered.spans[-1]
+                learned = weight if end == len(rendered.text) else 0.0
+                ids, weights = np.append(ids, np.int32(eos)), np.append(weights, np.float32(learned))
         if self.tokenizer.adds_bos and bos is not None and ids[0] != bos:  # many templates write it
             ids, weights = np.insert(ids, 0, bos), np.insert(weights, 0, 0)
         return _unpredicted(ids, weights)

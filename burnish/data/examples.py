@@ -128,10 +128,10 @@ class Examples(Sequence[Encoded]):
 
 
 def join_sources(parts: Sequence[Examples]) -> Examples:
-    """Several sources as one: `sources` number them, and ids go on from one to the next."""
+    """Several sources as one: `sources` number them, and ids go on from one's largest to the next."""
     if len(parts) == 1:
         return parts[0]
-    first_ids = np.cumsum([0, *(part.counts.rows for part in parts)])
+    first_ids = np.cumsum([0, *(int(part.ids.max(initial=-1)) + 1 for part in parts)])
     first_tokens = np.cumsum([0, *(len(part.tokens) for part in parts)])
     return Examples(
         tokens=np.concatenate([part.tokens for part in parts]),

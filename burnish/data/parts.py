@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from burnish.data.config import DataConfig, RowFormat, SourceConfig
+from burnish.data.formats import check_format
 from burnish.data.records import Record
 from burnish.data.rows import NumberedRow
 from burnish.data.sources import RowSource
@@ -32,9 +34,11 @@ class Part:
 
     def identity(self) -> list[Any]:
         """What tells its rows from others' without reading them: the names and sizes of its files."""
-        files = self.file.files if self.file else ()
-        sizes = [[path.name, path.stat().st_size] for path in files]
-        return [self.name, self.form.model_dump(include={"format", "columns"}), sizes or len(self.given)]
+        rows: Any = len(self.given)
+        if self.file is not None:
+            sizes = [[path.name, path.stat().st_size] for path in self.file.files]
+            rows = sizes or self.file.fingerprint()  # a Hub data set knows its own
+        return [self.name, self.form.model_dump(include={"format", "columns"}), rows]
 
     def rows(self, start: int = 0) -> Iterator[NumberedRow]:
         """Its rows from number `start` on; errors call rows in memory `data[0]` and so on."""
@@ -51,6 +55,7 @@ class Part:
 def sources_of(source: Source, config: DataConfig) -> list[Part]:
     """The sources that are meant, in order."""
     form = RowFormat(format=config.format, columns=config.columns)
+    check_format(form)
     if isinstance(source, str | Path):
         file = RowSource(source)
         return [Part(file.name, form, file=file)]
@@ -66,14 +71,19 @@ def sources_of(source: Source, config: DataConfig) -> list[Part]:
 def _configured(source: SourceConfig, form: RowFormat) -> Part:
     """A source of a recipe; its own form where it says one, else the form of them all."""
     file = RowSource(source.path, subset=source.subset, split=source.split)
-    said = source.model_dump(include={"format", "columns"}, exclude_unset=True)
-    return Part(source.name or file.name, form.model_copy(update=said), source.weight, file=file)
+    said = source.model_dump(include={"format", "columns"}, exclude_none=True)
+    own = form.model_copy(update=said)
+    check_format(own)
+    return Part(source.name or file.name, own, source.weight, file=file)
 
 
 def absolute(spec: str | Path) -> str:
     """A source's name that means the same from any folder."""
     text = str(spec)
-    return text if text.startswith("hf:") else str(Path(spec).expanduser().absolute())
+    if text.startswith("hf:"):  # a name on the Hub, or a folder
+        folder = Path(text.removeprefix("hf:")).expanduser()
+        return f"hf:{folder.absolute()}" if folder.is_dir() else text
+    return str(Path(spec).expanduser().absolute())
 
 
 def recorded(source: Source | None) -> str | list[dict[str, Any]] | None:
@@ -86,4 +96,8 @@ def recorded(source: Source | None) -> str | list[dict[str, Any]] | None:
 
 def unique_names(names: Sequence[str]) -> tuple[str, ...]:
     """Names told apart by a number where two are the same."""
-    return tuple(f"{name}-{at + 1}" if names.index(name) != at else name for at, name in enumerate(names))
+    unique: list[str] = []
+    for name in names:
+        numbered = (f"{name}-{number}" for number in count(2))
+        unique.append(name if name not in unique else next(each for each in numbered if each not in {*names, *unique}))
+    return tuple(unique)

@@ -55,10 +55,9 @@ class RowEncoder:
         except InputError as error:
             self._drop(error, counts)
             return []
-        if self._config.packing == "concat":
-            pieces = wholes
-        else:
-            pieces = [piece for whole in wholes for piece in cut(whole, self._config, self._bos_id)]
+        concat = self._config.packing == "concat"
+        cuts = [[whole] if concat else cut(whole, self._config, self._bos_id) for whole in wholes]
+        pieces = [piece for made in cuts for piece in made]
         trained = [int(np.count_nonzero(piece.weights)) for piece in pieces]
         kept = [piece for piece, n in zip(pieces, trained, strict=True) if n >= self._config.min_trained_tokens]
         if not kept:
@@ -71,25 +70,25 @@ class RowEncoder:
             return []
         counts.kept += 1
         counts.examples += len(kept)
-        counts.dropped_pieces += len(pieces) - len(kept)
+        counts.dropped_pieces += len(pieces) - len(kept) + cuts.count([])
         counts.split_turns += len(wholes) > 1
         if len(pieces) > len(wholes):
             counts.split += 1
-        elif sum(len(piece.ids) for piece in pieces) < sum(len(whole.ids) for whole in wholes):
+        elif any(made and len(made[0].ids) < len(whole.ids) for made, whole in zip(cuts, wholes, strict=True)):
             counts.truncated += 1
         counts.tokens += sum(len(piece.ids) for piece in kept)
         counts.trained_tokens += sum(n for n in trained if n >= self._config.min_trained_tokens)
         return [Encoded(record.index, piece.ids, piece.weights) for piece in kept]
 
-    def encode_all(self, records: Iterable[Record], counts: EncodeCounts) -> Examples:
-        """The examples of records.
+    def encode_all(self, records: Iterable[Record], counts: EncodeCounts, place: str) -> Examples:
+        """The examples of the records of a source, which errors call `place`.
 
         Raises:
             InputError: none is left.
         """
         examples = Examples.of((example for record in records for example in self.encode(record, counts)), counts)
         if not len(examples):
-            raise InputError(nothing_left(counts, self._config))
+            raise InputError(f"{place}: {nothing_left(counts, self._config)}")
         return examples
 
     def _drop(self, error: InputError, counts: EncodeCounts) -> None:

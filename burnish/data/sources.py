@@ -255,8 +255,6 @@ def _one_line_errors(path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except ModuleNotFoundError as error:
-        raise InputError(f"{path}: reading it needs {error.name}: pip install 'burnish[hub]'") from error
     except _READ_ERRORS as error:
         raise InputError(f"{path}: cannot be read ({_reason(error)}); copy it again or write it anew") from error
 

@@ -9,8 +9,10 @@ from burnish.data.records import Record, TextRecord, TokensRecord
 from burnish.errors import InputError
 
 
-def split_holdout(records: Sequence[Record], fraction: float, seed: int) -> tuple[list[Record], list[Record]]:
-    """Split records into (training, held out); both keep the order of the file.
+def split_holdout(
+    records: Sequence[Record], fraction: float, seed: int, place: str = "data"
+) -> tuple[list[Record], list[Record]]:
+    """Split records into (training, held out); both keep the order of the file. Errors call the records `place`.
 
     Rows with the same prompt fall on the same side, so no held-out question is also trained on. Which side a
     prompt falls on depends on the seed and on its own text: prompts are ordered by a hash of both, and held
@@ -26,7 +28,7 @@ def split_holdout(records: Sequence[Record], fraction: float, seed: int) -> tupl
         groups[_prompt(record)].append(record)
     if len(groups) < 2:
         raise InputError(
-            f"data.holdout={fraction:g} cannot hold out rows: all {len(records)} have the same prompt; "
+            f"{place}: data.holdout={fraction:g} cannot hold out rows: all {len(records)} have the same prompt; "
             "give evaluation data or set data.holdout=0"
         )
     order = sorted(groups, key=lambda prompt: hashlib.sha256(f"{seed}\n{prompt}".encode()).digest())

@@ -11,6 +11,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import grain
@@ -32,12 +33,16 @@ _DRAWS = 4096  # drawn at a time
 
 @dataclass
 class _Place:
-    """How far a source has been read: whole passes, the first row of the block in use, rows of it given out."""
+    """How far a source has been read: whole passes, the first row of the block in use, rows of it given out.
+
+    `useful` is whether any row of it was kept, by whichever process.
+    """
 
     passes: int = 0
     start: int = 0
     used: int = 0
     ended: bool = False
+    useful: bool = False
 
 
 class _Reader:
@@ -75,7 +80,7 @@ class _Reader:
     def _read(self) -> list[NumberedRow]:
         if self._rows is None:
             self._rows = self._part.rows(self.place.start)
-        block = [row for row, _ in zip(self._rows, range(self._config.shuffle_buffer), strict=False)]
+        block = list(islice(self._rows, self._config.shuffle_buffer))
         seed = (self._config.seed, self._number, self.place.passes, self.place.start)
         return [block[i] for i in np.random.default_rng(seed).permutation(len(block))]
 
@@ -143,13 +148,14 @@ class StreamBatches(grain.DatasetIterator[Batch]):
         parts: list[tuple[Examples, list[Row]]] = []
         wanted = self._batch_size // self._shard.count
         while wanted:
-            if self._window is None or self._given == len(self._window[1]):
-                if self._window is not None:
-                    self._state, self._given = self._now(), 0
+            if self._window is None:
                 self._window = self._next_window()
-                if not self._window[1]:
-                    break
+            if self._given == len(self._window[1]):
+                self._state, self._given = self._now(), 0
+                self._window = self._next_window()
             examples, rows = self._window
+            if not rows:
+                break
             taken = rows[self._given : self._given + wanted]
             parts.append((examples, taken))
             self._given += len(taken)
@@ -176,15 +182,15 @@ class StreamBatches(grain.DatasetIterator[Batch]):
             if source is None:
                 break
             number = self._draws - 1
-            row = next(self._readers[source], None)
-            if row is None or number % self._shard.count != self._shard.index:
-                continue
-            counts, encoder = self._counts[source], self._encoders[source]
-            for record in encoder.records([row], counts):
-                found += [
-                    replace(each, example_id=number % 2**31, source=source) for each in encoder.encode(record, counts)
-                ]
-            self._check_something_is_left()
+            row, place = next(self._readers[source], None), self._readers[source].place
+            mine = number % self._shard.count == self._shard.index
+            # Others' rows are looked at until one is useful, so that all processes find out the same at the same draw.
+            if row is not None and (mine or not place.useful):
+                encoded = self._encode(row, source, self._counts[source] if mine else EncodeCounts())
+                place.useful = place.useful or bool(encoded)
+                found += [replace(each, example_id=number % 2**31, source=source) for each in encoded if mine]
+            if (place.passes or place.ended) and not place.useful:
+                raise InputError(f"{self._names[source]}: {nothing_left(self._counts[source], self._config)}")
         examples = Examples.of(found)
         return examples, plan_rows(range(len(found)), examples.lengths, self._config)
 
@@ -200,11 +206,9 @@ class StreamBatches(grain.DatasetIterator[Batch]):
         share = np.cumsum(np.where(alive, self._weights, 0))
         return int(np.searchsorted(share, self._drawn[1][at] * share[-1], side="right"))
 
-    def _check_something_is_left(self) -> None:
-        """A source none of whose rows is kept would be read for ever."""
-        for reader, counts, name in zip(self._readers, self._counts, self._names, strict=True):
-            if reader.place.passes > 0 and counts.rows and not counts.kept:
-                raise InputError(f"{name}: {nothing_left(counts, self._config)}")
+    def _encode(self, row: NumberedRow, source: int, counts: EncodeCounts) -> list[Encoded]:
+        encoder = self._encoders[source]
+        return [each for record in encoder.records([row], counts) for each in encoder.encode(record, counts)]
 
     @property
     def longest(self) -> int:
@@ -234,6 +238,7 @@ class StreamBatches(grain.DatasetIterator[Batch]):
         return {
             "batch_size": self._batch_size,
             **order_options(self._config),
+            **self._config.encoding(),
             "shuffle_buffer": self._config.shuffle_buffer,
             "repeat": self._config.repeat,
             "weights": self._weights.tolist(),

@@ -110,15 +110,8 @@ class TurnFinder:
             asked = max((i for i, m in enumerate(chat.messages) if m["role"] == "user"), default=-1)
             answers = [i for i in answers if i > asked]
         weights = dict.fromkeys(answers, 1.0)
-        for number, weight in enumerate(chat.weights):
-            if weight is None:
-                continue
-            if weight > 0 and chat.messages[number]["role"] != "assistant":
-                raise InputError(
-                    f"message {number}: a {chat.messages[number]['role']} turn that asks to be learned; "
-                    "set data.train_on=all, or take its flag off"
-                )
-            weights[number] = weight
+        _check_flags(chat)
+        weights.update((number, weight) for number, weight in enumerate(chat.weights) if weight is not None)
         return sorted((number, weight) for number, weight in weights.items() if weight > 0)
 
     # ---- where they are
@@ -186,25 +179,32 @@ class TurnFinder:
         text = self._template(chat, len(chat.messages))
         terminated = bool(self._terminator)
         text = text.rstrip() if terminated else text[: len(text) - len(self._ending)]
-        if not any(weight is not None for weight in chat.weights):
-            return [Rendered(text, [(0, len(text), 1.0)], terminated)]
+        weights = [1.0 if weight is None else weight for weight in chat.weights or (None,)]
         spans, start = [], 0
-        for number, weight in enumerate(chat.weights):
-            end = len(text)
-            if number + 1 < len(chat.messages):
-                piece = self._template(chat, number + 1)
-                if not text.startswith(piece):
-                    difference = _difference(number, "this message", piece, text, "once later ones are there")
-                    raise InputError(f"{difference}, so that its flag has no place; use another chat template")
-                end = len(piece)
-            spans.append((start, end, 1.0 if weight is None else weight))
+        for number, weight in enumerate(weights):
+            last = number + 1 == len(weights)
+            if not last and weights[number + 1] == weight:
+                continue  # learned alike, so it makes no difference where one ends
+            end = len(text) if last else self._end(chat, text, number)
+            spans.append((start, end, weight))
             start = end
         spans = [span for span in spans if span[2] > 0]
         return [Rendered(text, spans, terminated)] if spans else []
 
+    def _end(self, chat: ChatRecord, text: str, number: int) -> int:
+        """Where message `number` ends in a rendering of them all."""
+        piece = self._template(chat, number + 1)
+        if not text.startswith(piece):  # what ends a conversation comes after the last message alone
+            piece = self._without_tail(piece)
+        if not text.startswith(piece):
+            difference = _difference(number, "this message", piece, text, "once later ones are there")
+            raise InputError(f"{difference}, so that its flag has no place; use another chat template")
+        return len(piece)
+
     def _marked(self, chat: ChatRecord) -> list[Rendered]:
         text, marks = self.tokenizer.render_marked(chat.messages, chat.tools, **self.config.template_variables)
         weights = [1.0] * len(marks)
+        _check_flags(chat)
         if chat.first_trained or any(weight is not None for weight in chat.weights):
             answers = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
             if len(answers) != len(marks):
@@ -231,6 +231,16 @@ class TurnFinder:
 
     def _probe(self, messages: list[dict[str, str]]) -> str:
         return self.tokenizer.render(messages, **self.config.template_variables)
+
+
+def _check_flags(chat: ChatRecord) -> None:
+    """Whether only assistant turns ask to be learned."""
+    for number, weight in enumerate(chat.weights):
+        role = chat.messages[number]["role"]
+        if weight and role != "assistant":
+            raise InputError(
+                f"message {number}: a {role} turn that asks to be learned; set data.train_on=all, or take its flag off"
+            )
 
 
 def _difference(number: int, what: str, before: str, after: str, when: str) -> str:

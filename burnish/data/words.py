@@ -20,8 +20,17 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _DIGITS = "[0-9]|[^0-9]+"
 # The last after the first, in one expression: a digit is a word, and for what stands before it the text ends there.
 _DIGITS_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|[0-9]| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+# The library's expressions are Oniguruma's, where `$`, `{1,3}+`, `[a[b]]` and more are read otherwise than by Python.
+# What both read alike: escapes, classes without one in them, groups without a number, looking ahead, and repetition.
+_ESCAPE = r"\\(?:[sSdrnt]|p\{\w+\}|[^\w\s])"
+_CLASS = rf"\[\^?(?:{_ESCAPE}|&(?!&)|[^\\\[\]^&])+\]"
+_UNDERSTOOD = re.compile(rf"(?:{_ESCAPE}|{_CLASS}|\(\?(?:i:|[:!=])|\)|\{{\d+(?:,\d*)?\}}(?![+?*])|[^\\\[\](){{}}^$.])*")
+_PART = re.compile(rf"{_CLASS}|{_ESCAPE}|.", re.DOTALL)
+_PROPERTY = re.compile(r"\\p\{(\w+)\}")
 # What is left of Unicode's classes in ASCII.
 _CLASSES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
+# The characters that byte-level tokens write for bytes which are not seen, of those in ASCII.
+_BYTES = {byte: 256 + byte for byte in range(33)} | {127: 289}
 _MOST_WORDS = 1_000_000  # remembered; then all are forgotten
 
 
@@ -31,18 +40,20 @@ class Words:
     Args:
         backend: a tokenizer that `Words.of` found fit.
         stages: expressions that cut a text, and what it was cut into, one after the other.
-        added: content -> id of the added tokens, which are cut out first.
+        added: the added tokens as tokenizer.json lists them; they are cut out first.
     """
 
-    def __init__(self, backend: "Backend", stages: list[re.Pattern[str]], added: dict[str, int]) -> None:
+    def __init__(self, backend: "Backend", stages: list[re.Pattern[str]], added: list[dict[str, Any]]) -> None:
         self._stages = stages
-        self._added = added
-        longest_first = sorted(added, key=len, reverse=True)
-        self._cut = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if added else None
+        self._added: dict[str, int] = {token["content"]: token["id"] for token in added}
+        # The library looks for those it takes as they are before those it normalises as it does the text.
+        kinds = ([token["content"] for token in added if token["normalized"] is wanted] for wanted in (False, True))
+        self._cuts = [_any_of(contents) for contents in kinds if contents]
         self._ids = _Memo(backend)
         # Characters of each token: byte-level tokens have one for every byte.
-        self._lengths = np.zeros(backend.get_vocab_size(), np.int64)
-        for token, id in backend.get_vocab().items():
+        vocabulary = backend.get_vocab()
+        self._lengths = np.zeros(len(vocabulary), np.int64)
+        for token, id in vocabulary.items():
             self._lengths[id] = len(token)
 
     @classmethod
@@ -56,9 +67,7 @@ class Words:
         if (description["normalizer"] or {"type": "NFC"})["type"] != "NFC":  # changes nothing in ASCII
             return None
         stages = _stages(description["pre_tokenizer"])
-        if stages is None:
-            return None
-        return cls(backend, stages, {token["content"]: token["id"] for token in added})
+        return None if stages is None else cls(backend, stages, added)
 
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Ids (int32), and the character each starts at (int64); None where the library has to do it."""
@@ -66,21 +75,24 @@ class Words:
             return None
         if len(self._ids) > _MOST_WORDS:
             self._ids.clear()
-        if self._cut is None:
-            ids = self._plain(text)
-        else:
-            ids = []
-            for number, piece in enumerate(self._cut.split(text)):
-                if number % 2:
-                    ids.append(self._added[piece])
-                elif piece:
-                    ids += self._plain(piece)
+        ids = self._without_added(text, self._cuts)
         found = np.array(ids, np.int32)
         lengths = self._lengths[found]
         ends = lengths.cumsum()
         if text and (not ids or ends[-1] != len(text)):  # an expression that does not cover the text
             return None
         return found, ends - lengths
+
+    def _without_added(self, text: str, cuts: list[re.Pattern[str]]) -> list[int]:
+        if not cuts:
+            return self._plain(text)
+        ids = []
+        for number, piece in enumerate(cuts[0].split(text)):
+            if number % 2:
+                ids.append(self._added[piece])
+            elif piece:
+                ids += self._without_added(piece, cuts[1:])
+        return ids
 
     def _plain(self, text: str) -> list[int]:
         words = [text]
@@ -90,15 +102,19 @@ class Words:
 
 
 class _Memo(dict[str, tuple[int, ...]]):
-    """A word's ids, found when first asked for."""
+    """A word's ids, found when first asked for: of the model itself, for the word is not to be cut again."""
 
     def __init__(self, backend: "Backend") -> None:
         super().__init__()
-        self._backend = backend
+        self._model = backend.model
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = self[word] = tuple(self._backend.encode(word, add_special_tokens=False).ids)
+        ids = self[word] = tuple(token.id for token in self._model.tokenize(word.translate(_BYTES)))
         return ids
+
+
+def _any_of(contents: list[str]) -> re.Pattern[str]:
+    return re.compile("(" + "|".join(map(re.escape, sorted(contents, key=len, reverse=True))) + ")")
 
 
 def _stages(rule: dict[str, Any] | None) -> list[re.Pattern[str]] | None:
@@ -124,19 +140,22 @@ def _pattern(rule: dict[str, Any]) -> str | None:
 
 
 def _in_ascii(pattern: str) -> re.Pattern[str] | None:
-    r"""The expression for ASCII text, with \p{...} written out; None where Python's `re` cannot say it."""
-    written, in_class = "", False
-    for part in re.findall(r"\\p\{\w+\}|\\.|.", pattern, re.DOTALL):
-        if part.startswith(r"\p{"):
-            inside = _CLASSES.get(part[3:-1])
-            if inside is None or not (inside or in_class):
-                return None
-            written += inside if in_class else f"[{inside}]"
-            continue
-        in_class = part == "[" or (in_class and part != "]")
+    r"""The expression for ASCII text, with \p{...} written out; None where it may mean something else to `re`."""
+    if not _UNDERSTOOD.fullmatch(pattern):
+        return None
+    written = ""
+    for part in _PART.findall(pattern):
+        in_class = part.startswith("[")
+        names = _PROPERTY.findall(part)
+        if any(name not in _CLASSES for name in names):
+            return None
+        part = _PROPERTY.sub(lambda match: _CLASSES[match[1]], part)
+        if names and not in_class:
+            part = f"[{part}]"
+        if part in ("[]", "[^]"):  # nothing of it is ASCII
+            return None
         written += part
     try:
-        found = re.compile(written, re.ASCII)
+        return re.compile(written, re.ASCII)
     except re.error:
         return None
-    return None if found.groups else found

@@ -29,12 +29,13 @@ def train_step(
     objective: Objective,
     optimizer: Optimizer,
     groups: int,
-    sources: tuple[str, ...],
-    neftune_alpha: float,
     state: StepState,
     frozen: list[Any],
     batch: Batch,
     key: jax.Array,
+    *,
+    sources: tuple[str, ...] = (),
+    neftune_alpha: float = 0.0,
 ) -> tuple[StepState, dict[str, jax.Array]]:
     """One update from a global batch of arrays [micro_batches, rows, length].
 

@@ -162,7 +162,13 @@ class Trainer:
                 done, state = _restore(checkpoints, run, state, parts, batches, self.recipe)
             put = functools.partial(_put, cut=cut, sharding=batch_sharding(self.mesh, micro_batches=True))
             step = functools.partial(
-                train_step, parts, self.objective, optimizer, shards, data.names, config.train.neftune_alpha
+                train_step,
+                parts,
+                self.objective,
+                optimizer,
+                shards,
+                sources=data.names,
+                neftune_alpha=config.train.neftune_alpha,
             )
             programs = Programs(step, state, frozen, jax.random.key(config.train.seed or 0), put)
             programs.compile(state, batch_arrays(Examples.of([]), [[]] * config.train.batch_size, batches.longest))

@@ -288,6 +288,7 @@ def test_axolotl_loses_no_key(tmp_path):
     tree = yaml.safe_load(AXOLOTL)
     imported = checked(tree, tmp_path)
     assert_partition(imported, leaves(tree))
+    assert any(line.startswith("data.truncate is for all rows") for line in imported.assumed)
     unknown = {key for key, _ in imported.unknown}
     assert unknown >= {
         *("load_in_4bit", "adapter", "optimizer", "lora_modules_to_save", "min_sample_len", "eval_steps"),

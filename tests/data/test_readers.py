@@ -178,10 +178,15 @@ def test_a_json_file_that_holds_no_object():
 cells = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@given(st.lists(st.tuples(cells, cells), max_size=4), st.sampled_from(["csv", "tsv"]), st.sampled_from(["\n", "\r\n"]))
+# Python's writer leaves a lone carriage return unquoted where lines end in a newline, so there all is quoted.
+ends = st.sampled_from([("\r\n", csv.QUOTE_MINIMAL), ("\n", csv.QUOTE_ALL)])
+
+
+@given(st.lists(st.tuples(cells, cells), max_size=4), st.sampled_from(["csv", "tsv"]), ends)
 def test_any_cells_come_back_from_csv(pairs, kind, end):
     text = io.StringIO(newline="")
-    writer = csv.writer(text, delimiter="," if kind == "csv" else "\t", lineterminator=end)
+    delimiter = "," if kind == "csv" else "\t"
+    writer = csv.writer(text, delimiter=delimiter, lineterminator=end[0], quoting=end[1])
     writer.writerows([("prompt", "completion"), *pairs])
     expected = [{"prompt": prompt, "completion": completion} for prompt, completion in pairs]
     assert values(kind, text.getvalue()) == expected

@@ -11,13 +11,12 @@ import sys
 import tracemalloc
 from itertools import product
 
+import pyarrow as pa
 import pytest
+from pyarrow import feather, parquet
 
-pa = pytest.importorskip("pyarrow")
-from pyarrow import feather, parquet  # noqa: E402
-
-from burnish.data.sources import RowSource  # noqa: E402
-from burnish.errors import InputError  # noqa: E402
+from burnish.data.sources import RowSource
+from burnish.errors import InputError
 
 ROWS = [
     {
@@ -472,10 +471,6 @@ def test_a_hub_data_set_that_cannot_be_loaded(datasets, repository, tmp_path):
         assert message.startswith(f"{spec}: cannot be loaded (") and said in message and "check the name" in message
 
 
-def test_without_the_packages(monkeypatch, tmp_path):
+def test_without_the_datasets_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'burnish[hub]'" in one_error(lambda: values(RowSource("hf:org/name")))
-    path = write(tmp_path / "table.parquet", ROWS)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    message = one_error(lambda: values(RowSource(path)))
-    assert "needs pyarrow" in message and "pip install 'burnish[hub]'" in message

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from burnish.data.encode import Encoded
-from burnish.data.packing import batch_arrays, pack
+from burnish.data.config import DataConfig
+from burnish.data.examples import Encoded, Examples
+from burnish.data.packing import Row, batch_arrays, plan_rows
 from burnish.models.parts import choose_trained, take_apart
 from burnish.models.paths import leaves
 from burnish.objectives.sft import SFT
@@ -25,21 +26,20 @@ LENGTH = 48
 LONG = 1e7
 
 
-def examples(count: int, vocab: int, seed: int = 0) -> list[Encoded]:
+def examples(count: int, vocab: int, seed: int = 0) -> Examples:
     """Examples of very different lengths, and of very different shares of trained tokens."""
     random = np.random.default_rng(seed)
     made = []
     for index in range(count):
         length = int(random.integers(4, LENGTH // 2 if index % 3 else LENGTH))
-        mask = np.arange(length) >= random.integers(1, length)
+        mask = (np.arange(length) >= random.integers(1, length)).astype(np.float32)
         made.append(Encoded(index, random.integers(3, vocab, length).astype(np.int32), mask))
-    return made
+    return Examples.of(made)
 
 
-def rows_of(made: list[Encoded], packed: bool) -> list[list[int]]:
-    if not packed:
-        return [[index] for index in range(len(made))]
-    return pack([len(example.tokens) for example in made], LENGTH)
+def rows_of(made: Examples, packed: bool) -> list[Row]:
+    config = DataConfig(max_length=LENGTH, packing=packed)
+    return plan_rows(range(len(made)), made.lengths, config)
 
 
 def one_step(model, batch: dict[str, np.ndarray], cut: int, objective: SFT = SFT(), groups: int = 1):
@@ -55,7 +55,7 @@ def one_step(model, batch: dict[str, np.ndarray], cut: int, objective: SFT = SFT
     return float(metrics["loss"]), float(metrics["grad_norm"]), gradient
 
 
-def padded_to(rows: list[list[int]], count: int) -> list[list[int]]:
+def padded_to(rows: list[Row], count: int) -> list[Row]:
     return rows + [[]] * (count - len(rows))
 
 

@@ -16,7 +16,8 @@ from burnish.errors import InputError
 from burnish.train.callbacks import Callback
 from burnish.train.config import TrainConfig
 from burnish.train.run_folder import RunFolder
-from burnish.train.trainer import Trainer, _micro_batches
+from burnish.train.plan import micro_batches
+from burnish.train.trainer import Trainer
 from burnish.wrapper import ModelWrapper
 
 ROWS = [{"prompt": f"{i}?", "completion": f"{i}!"} for i in range(30)]
@@ -250,8 +251,8 @@ def test_defaults_run(make_tiny) -> None:
 
 def test_a_batch_that_devices_cannot_share_is_refused() -> None:
     with pytest.raises(InputError, match="6 rows cannot be shared by 4 devices; use a multiple of 4"):
-        _micro_batches(TrainConfig(batch_size=6), 4)
-    assert _micro_batches(TrainConfig(batch_size=24), 4) == 3
+        micro_batches(TrainConfig(batch_size=6), 4)
+    assert micro_batches(TrainConfig(batch_size=24), 4) == 3
 
 
 def test_logged_metrics_are_those_of_the_whole_batch(make_tiny) -> None:

@@ -177,6 +177,8 @@ def _read_lengths(keys: Keys, draft: Draft, train: Sequence[Dataset]) -> None:
         draft.assume("data.truncate=split: Axolotl cuts raw text in pieces of sequence_len")
     else:
         draft.put_or("data.truncate", _TRUNCATE.get(strategy or "", "drop") if strategy else None, "drop", "Axolotl")
+        if any(dataset.rows.format == "text" for dataset in train):
+            draft.assume("data.truncate is for all rows: long raw text is cut, too, where Axolotl splits it in pieces")
 
 
 def _read_vocabulary(keys: Keys, draft: Draft) -> None:
