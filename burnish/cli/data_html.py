@@ -89,7 +89,7 @@ def _example(shown: Shown, report: Report) -> str:
 
 
 def _lengths(report: Report) -> Iterable[str]:
-    if report.survey.packed is None:
+    if not report.bins:
         return
     most = max(each.count for each in report.bins)
     bars = "".join(
@@ -100,7 +100,8 @@ def _lengths(report: Report) -> Iterable[str]:
     yield "<h2>Lengths and packing</h2>"
     yield f"<p>{_text(length_line(report))}</p>"
     yield f'<div class="bars">{bars}</div>'
-    yield f"<p>{_text(packing_line(report))}</p>"
+    if report.survey.packed is not None:
+        yield f"<p>{_text(packing_line(report))}</p>"
 
 
 def _finding(found: Finding, alarm: bool = False) -> str:

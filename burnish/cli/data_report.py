@@ -1,7 +1,7 @@
 """A report on a data set, for a terminal, a file, and as JSON: what is trained on, and what looks wrong with it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from burnish.cli.report import data_line
 from burnish.data.characters import visible
 from burnish.data.config import DataConfig
-from burnish.data.examples import Encoded
+from burnish.data.examples import EncodeCounts, Encoded
 from burnish.data.findings import Finding, findings
 from burnish.data.parts import Part
 from burnish.data.survey import SeenRow, Survey, histogram, quantiles, survey
@@ -91,7 +91,7 @@ def make_report(
     if seen.limited is not None:
         notes = [*notes, f"data.streaming: the first {seen.limited} rows{' of each source' * (len(parts) > 1)} alone"]
     if seen.total.dropped_unreadable and config.bad_rows == "refuse":
-        notes = [*notes, "training stops at rows that cannot be read: mend them, or set data.bad_rows=drop"]
+        notes = ["training stops at rows that cannot be read: mend them, or set data.bad_rows=drop", *notes]
     notes += [f"the rest is not read: {problem}" for problem in seen.unfinished]
     found, shown = findings(seen, tokenizer, worst), _shown(seen, tokenizer, rows)
     return Report(model, [part.place for part in parts], config, batch_size, tokenizer, notes, seen, found, shown)
@@ -128,7 +128,8 @@ def spans(shown: Shown) -> list[tuple[str, float]]:
 
 def token_name(shown: Shown, at: int, tokenizer: Tokenizer) -> str:
     """A token's text in quotes; as the vocabulary spells it where its text is part of a character."""
-    return visible(repr(shown.pieces[at])[1:-1]) or str(tokenizer.backend.id_to_token(int(shown.example.tokens[at])))
+    piece = shown.pieces[at]
+    return visible(repr(piece)) if piece else str(tokenizer.backend.id_to_token(int(shown.example.tokens[at])))
 
 
 def heading(shown: Shown, report: Report) -> str:
@@ -145,9 +146,14 @@ def count_lines(report: Report) -> list[str]:
     """What became of the rows: of each source, and of all."""
     seen = report.survey
     if len(seen.names) == 1:
-        return [data_line(report.data[0], seen.total)]
-    each = [data_line(name, counts) for name, counts in zip(seen.names, seen.counts, strict=True)]
-    return [*each, data_line("all", seen.total)]
+        return [_counted(report.data[0], seen.total)]
+    each = [_counted(name, counts) for name, counts in zip(seen.names, seen.counts, strict=True)]
+    return [*each, _counted("all", seen.total)]
+
+
+def _counted(name: str, counts: EncodeCounts) -> str:
+    """Without the reasons why rows cannot be read: a finding has those."""
+    return data_line(name, replace(counts, notes=[]))
 
 
 def length_line(report: Report) -> str:
@@ -182,13 +188,14 @@ def show(report: Report, console: Console, ids: bool) -> None:
         console.print()
     if report.shown:
         mark = "green" if console.is_terminal else "marked ●" if ids else "in ⟦ ⟧"
-        said = ", × their weight where it is not 1" if any(each.weighted for each in report.shown) else ""
+        said = ", × their loss weight" if any(each.weighted for each in report.shown) else ""
         console.print(f"trained tokens are {mark}{said}", style="bold")
     for line in count_lines(report):
         console.print(Text(line))
-    if report.survey.packed is not None:
+    if report.bins:
         console.print(length_line(report))
         _show_bins(report.bins, console)
+    if report.survey.packed is not None:
         console.print(packing_line(report))
     for finding in report.suspicious:
         _show_finding(finding, report, console)

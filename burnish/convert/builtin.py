@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.errors import InputError
+from burnish.files import cache_folder
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,6 @@ BUILT_IN = {
         upstream="HuggingFaceTB/SmolLM2-135M-Instruct",
     )
 }
-
-
-def cache_folder() -> Path:
-    """Where fetched models are kept."""
-    return Path(os.environ.get("BURNISH_CACHE") or Path.home() / ".cache" / "burnish")
 
 
 def cached_model(name: str) -> Path:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f"  # all but \n and \t
-# Soft hyphen, spaces of no width, direction marks of whole spans, byte-order mark. Joiners and the marks of single
-# letters are left out: emoji and several scripts need them.
-_INVISIBLE = "\xad\u200b\u2060-\u2064\u202a-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb"
+# Soft hyphen, spaces of no width, line separators, direction marks of whole spans, byte-order mark. Joiners and the
+# marks of single letters are left out: emoji and several scripts need them.
+_INVISIBLE = "\xad\u200b\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb"
 _PRIVATE = "\ue000-\uf8ff\U000f0000-\U0010ffff"
 # What Windows-1252 makes of the second and later bytes of a UTF-8 character.
 _TAIL = "[\xa0-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"

@@ -139,7 +139,7 @@ def _near_empty(survey: Survey, tokenizer: "Tokenizer", most: int) -> Finding:
         row = owners[int(np.searchsorted(examples.starts, starts[stretch], side="right")) - 1]
         if row.whole and id(row) not in hits:
             answer = tokenizer.decode(examples.tokens[starts[stretch] : ends[stretch]], skip_special=False)
-            hits[id(row)] = _Hit(row, f"{sizes[stretch]} tokens to learn besides the end", excerpt(answer))
+            hits[id(row)] = _Hit(row, f"tokens to learn besides the end: {sizes[stretch]}", excerpt(answer))
     return _finding("near_empty", f"rows with an answer of fewer than {NEAR_EMPTY} tokens", list(hits.values()), most)
 
 

@@ -88,7 +88,7 @@ class Survey:
         unfinished: why the rest of a source could not be read, one line each.
         limited: how many rows of each source were looked at; None for all.
         examples: all examples, in order.
-        packed: None where there are no examples.
+        packed: None where a source has no examples, which training refuses.
     """
 
     names: tuple[str, ...]
@@ -132,7 +132,7 @@ def survey(
     if total.dropped_unreadable == total.rows:
         raise InputError(f"none of the {total.rows} rows can be read; the first: {total.notes[0]}")
     examples = Examples.of((example for row in rows for example in row.examples), total)
-    packed = _pack(examples, parts, config, batch_size) if len(examples) else None
+    packed = _pack(examples, parts, config, batch_size) if all(each.examples for each in counts) else None
     names = unique_names([part.name for part in parts])
     return Survey(names, rows, counts, unfinished, limit, examples, packed)
 

@@ -52,7 +52,7 @@ class Words:
         self._ids = _Memo(backend)
         # Characters of each token: byte-level tokens have one for every byte.
         vocabulary = backend.get_vocab()
-        self._lengths = np.zeros(len(vocabulary), np.int64)
+        self._lengths = np.zeros(max(vocabulary.values(), default=0) + 1, np.int64)
         for token, id in vocabulary.items():
             self._lengths[id] = len(token)
 

@@ -39,8 +39,8 @@ class Loop:
     """Makes steps from `done` to `total`. `state` is always that of the last step made.
 
     step: takes the state (and may reuse its memory) and a batch [rows, length]. batches: may end before `total`; then
-    the run does. sources: what the batches' sources are called. evaluate: metrics of the held-out examples. save: begins
-    a checkpoint of (step, state). stopping: asked before each step.
+    the run does. sources: what the batches' sources are called. evaluate: metrics of the held-out examples. save:
+    begins a checkpoint of (step, state). stopping: asked before each step.
     """
 
     config: TrainConfig

@@ -103,6 +103,7 @@ class Trainer:
         recipe = {
             **self.config.model_dump(mode="json"),
             "model": self.model.origin.source,
+            "vocabulary": self.model.vocabulary.model_dump(),
             "adapter": self.model.adapter.model_dump() if self.model.adapter else {"kind": "none"},
         }
         if isinstance(self.model.module, Decoder):
@@ -216,7 +217,8 @@ class Trainer:
                 loop.run()
             finally:
                 write(module, loop.state.params)
-        self._remember(parts)
+        # What the model has become: the run's, or, without a run directory, one that no name stands for.
+        self.model.note_run(str(self.out.resolve()) if self.out is not None else "", parts.trained)
         seconds = time.perf_counter() - started
         result = TrainResult(loop.done, loop.metrics, loop.evaluation, seconds, self.out, batches.counts)
         for callback in callbacks:
@@ -267,13 +269,6 @@ class Trainer:
             return []
         return [MetricsFile(run), *([TensorBoard(run.path, done)] if self.config.train.tensorboard else [])]
 
-    def _remember(self, parts: Parts) -> None:
-        """Notes what the model has become: the run's, or, without a run directory, one that no name stands for."""
-        origin = self.model.origin
-        source = str(self.out.resolve()) if self.out is not None else ""
-        self.model.origin = origin.after_run(source, trained=parts.trained, adapted=self.model.adapted)
-        self.model.adapter = None
-
 
 def _resolve(config: TrainerConfig, model: ModelWrapper) -> TrainerConfig:
     """Fills in what depends on the model and on chance, so that `config.yaml` says what was done."""
@@ -286,6 +281,8 @@ def _resolve(config: TrainerConfig, model: ModelWrapper) -> TrainerConfig:
     if optimizer.lr is None:
         adapters_only = model.adapted and not train.trainable
         optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR if adapters_only else FULL_LR})
+    if train.neftune_alpha and not model.features.neftune:
+        raise InputError(f"train.neftune_alpha: {type(model.module).__name__} takes no noise; set it to 0")
     data = fit_data(data, context=model.context, packing=model.features.packing)
     return config.model_copy(update={"train": train, "optimizer": optimizer, "data": data})
 

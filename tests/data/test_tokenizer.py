@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 USER = [{"role": "user", "content": "Hi"}]
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 BPE = tokenizer_from_gguf(gguf.GGUFReader(FIXTURES / "bpe.gguf"))
 SPM = tokenizer_from_gguf(gguf.GGUFReader(FIXTURES / "spm.gguf"))
 
@@ -85,32 +87,104 @@ def test_exactly_one_bos_and_only_when_asked():
     assert BPE.encode("Hello", add_bos=True) == BPE.encode("Hello")
 
 
-@pytest.mark.parametrize("add_bos", [True, False])
-def test_a_batch_is_its_texts(add_bos):
-    for tokenizer in (BPE, SPM):
-        assert tokenizer.encode_batch(TEXTS, add_bos) == [tokenizer.encode(text, add_bos) for text in TEXTS]
-    assert SPM.encode_batch([]) == []
-
-
-def test_offsets_point_into_the_text():
+def test_starts_point_into_the_text():
     for tokenizer in (BPE, SPM):
         for text in TEXTS:
-            ids, offsets = tokenizer.encode_with_offsets(text)
-            assert ids == tokenizer.encode(text)
-            assert all(0 <= start <= end <= len(text) for start, end in offsets)
-            assert offsets == sorted(offsets)
-            covered = {i for start, end in offsets for i in range(start, end)}
-            assert covered == set(range(len(text))), text
-    text = "é<|im_end|>😀b"
-    ids, offsets = BPE.encode_with_offsets(text)
-    assert offsets[ids.index(2)] == (1, 11)
-    assert offsets[-1] == (12, 13) and set(offsets[ids.index(2) + 1 : -1]) == {(11, 12)}
+            ids, starts = tokenizer.encode_with_starts(text)
+            assert (ids.dtype, starts.dtype) == (np.int32, np.int64) and len(ids) == len(starts)
+            assert ids.tolist() == tokenizer.encode(text)
+            assert starts.tolist() == sorted(starts) and all(0 <= start < len(text) for start in starts)
+            # Between two starts lies what the token reads: all of the text, in pieces.
+            assert not text or starts[0] == 0
+    for before, after in (("é", "😀b"), ("e", "xb")):  # once by the library, once by words
+        text = f"{before}<|im_end|>{after}"
+        ids, starts = BPE.encode_with_starts(text)
+        at = ids.tolist().index(2)
+        assert starts[at] == 1 and starts[-1] == 12 and set(starts[at + 1 : -1].tolist()) == {11}
+        assert [round(start) for start in starts[:at]] == [0] * at
+
+
+ASCII = st.text(st.characters(max_codepoint=127), max_size=20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ASCII, ASCII)
+def test_a_text_that_is_not_ascii_starts_as_one_that_is(before, after):
+    """Words are looked up for the one and not for the other; "é" is no letter of any word here, but by itself."""
+    text = f"{before}<|im_end|>é<|im_end|>{after}"
+    ids, starts = BPE.encode_with_starts(text)
+    split = ids.tolist().index(2, before.count("<|im_end|>"))
+    plain_ids, plain_starts = BPE.encode_with_starts(before)
+    assert ids[:split].tolist() == plain_ids.tolist() and starts[:split].tolist() == plain_starts.tolist()
+    plain_ids, plain_starts = BPE.encode_with_starts(after)
+    tail = len(ids) - len(plain_ids)
+    assert ids[tail:].tolist() == plain_ids.tolist()
+    assert (starts[tail:] - (len(text) - len(after))).tolist() == plain_starts.tolist()
 
 
 def test_half_a_surrogate_pair_is_named():
-    for call in (BPE.encode, BPE.encode_with_offsets, lambda text: BPE.encode_batch([text])):
+    for call in (BPE.encode, BPE.encode_with_starts):
         with pytest.raises(InputError, match=r"character 2 of the text is half a surrogate pair \(U\+D83D\)"):
             call("ab\ud83d")
+
+
+# ---- the fingerprint
+
+
+def test_the_fingerprint_is_that_of_the_files(folder):
+    first, second = Tokenizer.from_folder(folder), Tokenizer.from_folder(folder)
+    before = first.fingerprint
+    assert before == second.fingerprint
+    for text in TEXTS:  # a cache that fills is no change
+        second.encode_with_starts(text)
+    assert Tokenizer.from_folder(folder).fingerprint == before == first.with_chat_template(CHATML).fingerprint or (
+        first.chat_template != CHATML
+    )
+    code = f"from burnish.data.tokenizer import Tokenizer; print(Tokenizer.from_folder({str(folder)!r}).fingerprint)"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == before
+
+
+def test_the_fingerprint_tells_whatever_changes_ids_or_text(folder):
+    seen = {Tokenizer.from_folder(folder).fingerprint}
+
+    def is_new(tokenizer: Tokenizer) -> bool:
+        seen.add(tokenizer.fingerprint)
+        return len(seen) == count + 1
+
+    count = len(seen)
+    description = json.loads((folder / "tokenizer.json").read_text())
+    changes = [
+        lambda d: d["added_tokens"].append({**d["added_tokens"][-1], "id": BPE.vocab_size, "content": "<new>"}),
+        lambda d: d["model"]["merges"].pop(),
+        lambda d: d["added_tokens"][0].update(lstrip=True),
+        lambda d: d.update(normalizer={"type": "Lowercase"}),
+        lambda d: d.update(pre_tokenizer={**BYTE_LEVEL, "add_prefix_space": True}),
+    ]
+    for change in changes:
+        other = json.loads(json.dumps(description))
+        change(other)
+        assert is_new(Tokenizer(Backend.from_str(json.dumps(other)), BPE.special_tokens, BPE.chat_templates)), change
+        count = len(seen)
+    backend = Backend.from_str(json.dumps(description))
+    for special_tokens, templates in (
+        ({**BPE.special_tokens, "eos_token": "<|endoftext|>"}, BPE.chat_templates),
+        (BPE.special_tokens, {}),
+        (BPE.special_tokens, {"default": "x"}),
+        (BPE.special_tokens, {"default": "x", "tool_use": "x"}),
+    ):
+        assert is_new(Tokenizer(backend, special_tokens, templates)), (special_tokens, templates)
+        count = len(seen)
+    edit(folder / "tokenizer_config.json", add_bos_token=True)
+    assert is_new(Tokenizer.from_folder(folder))
+
+
+def test_another_template_is_another_fingerprint():
+    first = BPE.with_chat_template(CHATML)
+    before = first.fingerprint
+    second = first.with_chat_template(CHATML + " ")
+    assert second.fingerprint != before == first.fingerprint
+    assert second.with_chat_template(CHATML).fingerprint == before
 
 
 def test_lengths_are_never_cut_or_padded(folder):

@@ -122,6 +122,14 @@ def test_words_that_would_be_cut_again_by_themselves():
     agree(backend, "is' is is.")
 
 
+def test_capitals_are_told_from_small_letters():
+    vocab = {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Backend(models.BPE({**vocab, "aB": 256, "Ba": 257}, [("a", "B"), ("B", "a")]))
+    backend.pre_tokenizer = UNDERSTOOD["gpt4o"]
+    assert backend.encode("aBaB").tokens == ["a", "Ba", "B"]
+    agree(backend, "aBaB")
+
+
 def test_an_expression_that_does_not_cover_a_text_is_left_to_the_library():
     words = Words.of(trained(split(r"[a-z]+|\p{N}")))
     assert words.encode("a1 b") is None and words.encode("a1b") is not None

@@ -113,7 +113,7 @@ def test_the_loss_is_that_of_each_example_alone(make_tiny) -> None:
         logits = np.asarray(model(jnp.asarray(example.tokens)[None]))[0].astype(np.float64)
         log_probs = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
         log_probs -= logits.max(-1, keepdims=True)
-        for at in np.flatnonzero(example.loss_mask):
+        for at in np.flatnonzero(example.weights):
             total -= log_probs[at - 1, example.tokens[at]]
             weight += 1
     np.testing.assert_allclose(one_step(model, packed, 1)[0], total / weight, rtol=1e-5)

@@ -44,7 +44,7 @@ def fresh(saved: Path, kind: str):
 def metrics(run: Path) -> list[dict[str, float]]:
     """The lines of metrics.jsonl without what a clock measured."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+    return [{k: v for k, v in line.items() if "second" not in k} for line in lines]
 
 
 def checkpoint_bits(run: Path, step: int) -> dict[str, bytes]:

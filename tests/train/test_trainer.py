@@ -180,7 +180,7 @@ def test_foreign_models_are_trained(bpe_tokenizer, foreign) -> None:
     options = {"batch_size": 4, "max_length": 32, "steps": 25, "lr": 3e-2}
     result = Trainer(model, None, options, callbacks=[keep]).train(ROWS)
     assert result.metrics["loss"] < 0.5 * keep.steps[0]["loss"]
-    assert keep.plan.recipe["data"]["packing"] is False
+    assert keep.plan.recipe["data"]["packing"] == "none"
     assert any("segment_ids" in said for said in keep.plan.lacks)
 
 
