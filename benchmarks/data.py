@@ -30,8 +30,8 @@ from burnish.loading import load, load_tokenizer
 from burnish.wrapper import ModelWrapper
 
 BATCH = 8
-NAMES = "Natalia Weng Betty Julie James Mark Albert Ken Alexis Tina".split()
-THINGS = "clips books pages flowers slices letters apples candles tickets stickers".split()
+NAMES = ["Natalia", "Weng", "Betty", "Julie", "James", "Mark", "Albert", "Ken", "Alexis", "Tina"]
+THINGS = ["clips", "books", "pages", "flowers", "slices", "letters", "apples", "candles", "tickets", "stickers"]
 
 
 def main() -> None:
@@ -126,7 +126,7 @@ def steps(model: ModelWrapper, data: str, count: int) -> dict[str, Any]:
     packed = [next(batches) for _ in range(count)]
     padded = padded_batches(loaded.train, config.seed, count)
     run = functools.partial(time_steps, model)
-    fast, slow = run(packed), run(padded)
+    (fast, seconds), (slow, _) = run(packed), run(padded)
     waits = time_data(batches)
     slots = {
         name: sum(b["tokens"].size for b in made) / sum(np.count_nonzero(b["weights"]) for b in made)
@@ -138,6 +138,7 @@ def steps(model: ModelWrapper, data: str, count: int) -> dict[str, Any]:
         "packed_over_padded": round(fast / slow, 3),
         "token_ratio": round(slots["padded"] / slots["packed"], 3),
         "data_ms_per_step": round(1000 * waits, 2),
+        "device_busy": round(1 - waits / seconds, 5),
     }
 
 
@@ -151,8 +152,8 @@ def padded_batches(examples: Examples, seed: int, count: int) -> list[Batch]:
     return made
 
 
-def time_steps(model: ModelWrapper, made: list[Batch]) -> float:
-    """Trained tokens a second over some batches; each batch's program is compiled and run once before."""
+def time_steps(model: ModelWrapper, made: list[Batch]) -> tuple[float, float]:
+    """Trained tokens a second, and seconds a step, over some batches, each of which is compiled and run once before."""
     import jax
 
     from burnish.models.parts import choose_trained, take_apart
@@ -178,7 +179,7 @@ def time_steps(model: ModelWrapper, made: list[Batch]) -> float:
         float(metrics["loss"])
         seconds += time.perf_counter() - began
         trained += np.count_nonzero(batch["weights"])
-    return trained / seconds
+    return trained / seconds, seconds / len(made)
 
 
 def time_data(batches: TrainBatches) -> float:

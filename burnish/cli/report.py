@@ -51,12 +51,15 @@ def count(number: float) -> str:
 
 
 def _section(section: Any) -> str:
-    """A section on one line: `rank=16 alpha=32.0`; what is null is left to `config.yaml`."""
+    """A section on one line: `rank=16 alpha=32.0`; what is null or empty is left to `config.yaml`."""
+    if isinstance(section, list) and section and isinstance(section[0], dict):
+        return "[" + ", ".join(f"({_section(each)})" for each in section) + "]"
     if not isinstance(section, dict):
         return str(section)
-    said = {key: value for key, value in section.items() if value is not None}
+    said = {key: value for key, value in section.items() if value not in (None, {}, [], "")}
     return " ".join(
-        f"{key}=({_section(value)})" if isinstance(value, dict) else f"{key}={value}" for key, value in said.items()
+        f"{key}=({_section(value)})" if isinstance(value, dict) else f"{key}={_section(value)}"
+        for key, value in said.items()
     )
 
 
@@ -108,7 +111,7 @@ class Narrator(Callback):
         self._total = plan.total
         say("Recipe", style="bold")
         for name, section in plan.recipe.items():
-            unused = section is None or (name == "task" and section["name"] is None)
+            unused = not section or not _section(section) or (name == "task" and section["name"] is None)
             if unused:
                 continue
             say(f"  {name:<10}", Text(_section(section)))
@@ -118,6 +121,8 @@ class Narrator(Callback):
         self._streaming = plan.train_counts is None
         said = "training: read as it goes" if plan.train_counts is None else data_line("training", plan.train_counts)
         say(f"  {said}")
+        for name, counts in plan.source_counts.items():
+            say(f"    {data_line(name, counts)}")
         say(f"  {data_line('held out', plan.eval_counts)}")
         full = "" if plan.efficiency is None else f", rows {plan.efficiency:.0%} full"
         say(
@@ -161,6 +166,8 @@ class Narrator(Callback):
         self.close()
         if self._streaming:
             self._console.print(data_line("read", result.rows))
+            for name, counts in result.source_rows.items():
+                self._console.print(f"  {data_line(name, counts)}")
         self._console.print(
             f"{result.steps} steps, {result.seconds:.0f} s with loading and compiling; saved in {result.out}"
         )

@@ -133,6 +133,11 @@ class TrainBatches(grain.DatasetIterator[Batch]):
         """What became of the rows."""
         return self._examples.counts
 
+    @property
+    def source_counts(self) -> tuple[EncodeCounts, ...]:
+        """What became of each source's rows, where there are several."""
+        return self._examples.source_counts
+
     def __next__(self) -> Batch:
         if self._epochs is not None and self._epoch >= self._epochs:
             raise StopIteration

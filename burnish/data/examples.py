@@ -81,6 +81,7 @@ class Examples(Sequence[Encoded]):
         tokens: int32 [all tokens]; weights: float32 of the same shape.
         starts: int64 [examples + 1], where each begins and the last one ends.
         ids: int64 [examples], `example_id` of each; sources: int32 [examples].
+        counts: of all rows; source_counts: of each source's, where several were joined.
     """
 
     tokens: np.ndarray
@@ -89,6 +90,7 @@ class Examples(Sequence[Encoded]):
     ids: np.ndarray
     sources: np.ndarray
     counts: EncodeCounts = field(default_factory=EncodeCounts)
+    source_counts: tuple[EncodeCounts, ...] = ()
 
     @classmethod
     def of(cls, encoded: Iterable[Encoded], counts: EncodeCounts | None = None) -> "Examples":
@@ -142,4 +144,5 @@ def join_sources(parts: Sequence[Examples]) -> Examples:
         ids=np.concatenate([part.ids + first for part, first in zip(parts, first_ids, strict=False)]),
         sources=np.concatenate([np.full(len(part), number, np.int32) for number, part in enumerate(parts)]),
         counts=sum((part.counts for part in parts), EncodeCounts()),
+        source_counts=tuple(part.counts for part in parts),
     )

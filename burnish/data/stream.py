@@ -144,6 +144,11 @@ class StreamBatches(grain.DatasetIterator[Batch]):
         """What became of the rows read so far, those of the window in use included."""
         return sum(self._counts, EncodeCounts())
 
+    @property
+    def source_counts(self) -> tuple[EncodeCounts, ...]:
+        """The same for each source, where there are several."""
+        return tuple(self._counts) if len(self._counts) > 1 else ()
+
     def __next__(self) -> Batch:
         parts: list[tuple[Examples, list[Row]]] = []
         wanted = self._batch_size // self._shard.count

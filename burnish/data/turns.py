@@ -105,7 +105,7 @@ class TurnFinder:
         """What the recipe trains on, where the row itself says nothing of a message."""
         answers = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant" and i >= chat.first_trained]
         if self.config.train_on == "last_turn":
-            answers = answers[-1:]
+            answers = answers
         elif self.config.train_on == "completion":
             asked = max((i for i, m in enumerate(chat.messages) if m["role"] == "user"), default=-1)
             answers = [i for i in answers if i > asked]

@@ -56,7 +56,7 @@ FULL_LR, ADAPTER_LR = 1e-5, 2e-4
 class TrainResult:
     """What a run came to: steps made, the last step's metrics, the last evaluation, wall time, and its directory.
 
-    rows: what became of the rows that were read.
+    rows: what became of the rows that were read; source_rows: the same for each of several sources.
     """
 
     steps: int
@@ -65,6 +65,7 @@ class TrainResult:
     seconds: float = 0.0
     out: Path | None = None
     rows: EncodeCounts = field(default_factory=EncodeCounts)
+    source_rows: Mapping[str, EncodeCounts] = field(default_factory=dict)
 
 
 class Trainer:
@@ -141,6 +142,10 @@ class Trainer:
         started, config, module = time.perf_counter(), self.config, self.model.module
         data = self._load(dataset, eval_dataset)
         shard = Shard(jax.process_index(), jax.process_count())
+
+        def named(counts: Sequence[EncodeCounts]) -> dict[str, EncodeCounts]:
+            return dict(zip(data.names, counts, strict=False))
+
         batches = data.batches(self.model.require_tokenizer(), config.train.batch_size, config.data, shard)
         total = total_steps(batches, config.train)
         shards = batch_shards(self.mesh)
@@ -189,6 +194,7 @@ class Trainer:
                 length=batches.longest,
                 micro_batches=cut,
                 train_counts=None if data.train is None else data.train.counts,
+                source_counts={} if data.train is None else named(data.train.source_counts),
                 eval_counts=data.held_out.counts,
                 efficiency=batches.efficiency if isinstance(batches, TrainBatches) else None,
                 memory_bytes=programs.memory_bytes,
@@ -220,7 +226,15 @@ class Trainer:
         # What the model has become: the run's, or, without a run directory, one that no name stands for.
         self.model.note_run(str(self.out.resolve()) if self.out is not None else "", parts.trained)
         seconds = time.perf_counter() - started
-        result = TrainResult(loop.done, loop.metrics, loop.evaluation, seconds, self.out, batches.counts)
+        result = TrainResult(
+            loop.done,
+            loop.metrics,
+            loop.evaluation,
+            seconds,
+            self.out,
+            rows=batches.counts,
+            source_rows=named(batches.source_counts),
+        )
         for callback in callbacks:
             callback.on_end(result)
         return result

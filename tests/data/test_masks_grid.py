@@ -6,7 +6,6 @@ which messages of each row are learned. Nothing here is found by rendering.
 
 import functools
 import json
-import re
 from itertools import groupby
 from pathlib import Path
 
@@ -15,8 +14,8 @@ import pytest
 from gguf import GGUFReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
 
 from burnish.convert.gguf_tokenizer import tokenizer_from_gguf
 from burnish.data.config import DataConfig, RowFormat
@@ -39,13 +38,20 @@ WRITES_BOS = ("llama3", "gemma", "mistral", "plain")
 FOLDS_SYSTEM = ("gemma", "mistral")
 ALL_TRAIN_ON = ("assistant", "completion", "last_turn", "all", "generation")
 NO_THOUGHT = "<think>\n\n</think>\n\n"
-TOKEN = re.compile(r"<BOS>|<EOS>|<\|\w+\|>|<\w+>|\[/?INST\]|User|System")  # what a text can start with
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @functools.cache
 def tokenizer(name: str, bos: bool = True) -> Tokenizer:
-    """SmolLM2's way of making tokens, with what the template needs; EOS is the padding, too."""
+    """SmolLM2's tokens, Llama 3's and Qwen's words, and what the template needs; EOS is the padding, too."""
     backend = Backend.from_str(tokenizer_from_gguf(GGUFReader(FIXTURE)).backend.to_str())
+    if name in ("llama3", "qwen3"):
+        words = pre_tokenizers.Split(Regex(WORDS if name == "llama3" else WORDS.replace("{1,3}", "")), "isolated")
+        rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
     backend.add_special_tokens([*(NAMED[name].tokens if name in NAMED else ()), *([BOS] if bos else []), EOS])
     named = {"eos_token": EOS, "pad_token": EOS}
     if bos:
@@ -122,13 +128,13 @@ def expected_of_all(name: str, messages: list[dict], weights: dict[int, float], 
         # Phi ends a conversation by EOS behind the new line, so that a message ends before it.
         runs += [(before + body, weight), (after, weights.get(number + 1, 1.0) if name == "phi" else weight)]
     if name == "phi":
-        runs.append((EOS, runs[-1][1]))
+        runs[-1:] = [("\n", runs[-2][1]), (EOS, runs[-2][1])]
     text = "".join(run for run, _ in runs)
     if text.endswith("\n"):
         text, runs = text[:-1], runs[:-1]
     joined = [("".join(run for run, _ in group), weight) for weight, group in groupby(runs, key=lambda run: run[1])]
-    # The first token follows nothing.
-    joined[0] = (joined[0][0][len(TOKEN.match(text)[0]) :], joined[0][1])
+    first = tokenizer(name, bos).decode(tokenizer(name, bos).encode(text)[:1], skip_special=False)
+    joined[0] = (joined[0][0].removeprefix(first), joined[0][1])  # it follows nothing
     return [(text, [run for run in joined if run[1] and run[0]], [])]
 
 
@@ -230,9 +236,9 @@ def encode(name: str, row: str, bos: bool = True, **options):
     return rows.encode(record, counts), counts
 
 
-def runs_of(chosen: Tokenizer, example) -> list[tuple[str, float]]:
+def runs_of(chosen: Tokenizer, tokens, weights) -> list[tuple[str, float]]:
     """The stretches of tokens with one weight, as text; those that are not learned left out."""
-    pairs = zip(example.tokens.tolist(), example.weights.tolist(), strict=True)
+    pairs = zip(tokens.tolist(), weights.tolist(), strict=True)
     groups = [(weight, [id for id, _ in group]) for weight, group in groupby(pairs, key=lambda pair: pair[1])]
     return [(chosen.decode(ids, skip_special=False), weight) for weight, ids in groups if weight]
 
@@ -253,7 +259,7 @@ def test_what_is_learned(name, train_on, bos):
         assert (counts.rows, counts.kept, counts.dropped_no_target) == (1, int(bool(right)), int(not right)), row
         for example, (text, pieces, prompts) in zip(examples, right, strict=True):
             assert chosen.decode(example.tokens, skip_special=False) == text, row
-            assert runs_of(chosen, example) == pieces, row
+            assert runs_of(chosen, example.tokens, example.weights) == pieces, row
             assert example.tokens.dtype == np.int32 and example.weights.dtype == np.float32
             assert example.example_id == 7
             # One BOS, before everything, and nothing learns to write it.
@@ -300,7 +306,7 @@ def test_raw_text_and_texts_without_a_template(bos):
             text = prompt + answer if train_on == "all" else answer
             if not bos and text == prompt + answer:
                 text = text[len(bare.decode(example.tokens[:1])) :]  # the first token follows nothing
-            assert runs_of(bare, example) == [(text + EOS, 1.0)], (row, train_on)
+            assert runs_of(bare, example.tokens, example.weights) == [(text + EOS, 1.0)], (row, train_on)
             assert (example.tokens == bare.eos_id).sum() == 1 and example.tokens[-1] == bare.eos_id
 
 
@@ -316,7 +322,7 @@ def test_a_systems_message_of_the_recipe(name):
         assert len(examples) == len(right)
         for example, (text, pieces, _) in zip(examples, right, strict=True):
             assert tokenizer(name).decode(example.tokens, skip_special=False) == text
-            assert runs_of(tokenizer(name), example) == pieces
+            assert runs_of(tokenizer(name), example.tokens, example.weights) == pieces
 
 
 # ---- tools and reasoning
@@ -351,7 +357,7 @@ def test_tool_turns_are_masked_and_calls_are_learned():
         between = "\n<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
         text = f"<|im_start|>user\nf?<|im_end|>\n<|im_start|>assistant\n{learned[0]}{between}{learned[1]}"
         assert tokenizer(name).decode(example.tokens, skip_special=False) == BOS + QWEN_TOOLS + text
-        assert runs_of(tokenizer(name), example) == [(piece, 1.0) for piece in learned]
+        assert runs_of(tokenizer(name), example.tokens, example.weights) == [(piece, 1.0) for piece in learned]
     assert counts.split_turns == 0
 
 
@@ -396,18 +402,18 @@ def test_rewritten_turns_are_examples_of_their_own():
     for example, (prompt, answer) in zip(examples, right, strict=True):
         assert example.example_id == 3 and example.prompt.tolist() == chosen.encode(prompt)
         assert chosen.decode(example.tokens, skip_special=False) == prompt + answer
-        assert runs_of(chosen, example) == [(answer, 1.0)]
+        assert runs_of(chosen, example.tokens, example.weights) == [(answer, 1.0)]
     # A turn that is alone needs no splitting, wherever it is.
     rows = RowEncoder(chosen, DataConfig(rewritten_turns="refuse", train_on="last_turn"), RowFormat())
     (record,) = rows.records([(3, "", {"messages": REASONED[:4]})], counts)
     (example,) = rows.encode(record, counts)
-    assert runs_of(chosen, example) == [(right[1][1], 1.0)]
+    assert runs_of(chosen, example.tokens, example.weights) == [(right[1][1], 1.0)]
 
 
 def test_rewritten_turns_are_refused_if_asked():
     rows = RowEncoder(tokenizer("qwen3"), DataConfig(rewritten_turns="refuse"), RowFormat())
     (record,) = rows.records([(0, "rows, line 1", {"messages": REASONED})], EncodeCounts())
-    with pytest.raises(InputError, match=r"^rows, line 1: message 1: the chat template changes .*rewritten_turns=split"):
+    with pytest.raises(InputError, match=r"^rows, line 1: message 1: .* changes .*rewritten_turns=split"):
         rows.encode(record, EncodeCounts())
 
 
@@ -421,7 +427,7 @@ def test_other_templates_rewrite_nothing(name):
 def test_the_templates_variables():
     """Without thinking the empty thought is the prompt's, and is not learned."""
     examples, _ = encode("qwen3", "texts", template_variables={"enable_thinking": False})
-    assert runs_of(tokenizer("qwen3"), examples[0]) == [("land far?<|im_end|>", 1.0)]
+    assert runs_of(tokenizer("qwen3"), examples[0].tokens, examples[0].weights) == [("land far?<|im_end|>", 1.0)]
     assert tokenizer("qwen3").decode(examples[0].prompt).endswith(f"assistant\n{NO_THOUGHT}")
 
 
@@ -455,14 +461,14 @@ def test_all_but_one_message(name, number):
     counts = EncodeCounts()
     rows = RowEncoder(tokenizer(name), DataConfig(train_on="all"), RowFormat())
     (record,) = rows.records([(0, "", {"messages": messages})], counts)
-    if name == "qwen3" and number == 1:
+    if name == "qwen3" and number in (1, 2):  # written otherwise once more follows, so it has no end
         with pytest.raises(InputError, match="its flag has no place"):
             rows.encode(record, counts)
         return
     (example,) = rows.encode(record, counts)
     ((text, pieces, _),) = expected_of_all(name, TALK[1:], {number: 0.0}, True)
     assert tokenizer(name).decode(example.tokens, skip_special=False) == text
-    assert runs_of(tokenizer(name), example) == pieces
+    assert runs_of(tokenizer(name), example.tokens, example.weights) == pieces
 
 
 # ---- cutting
@@ -520,9 +526,9 @@ def ends_of(whole, length: int, truncate: str) -> tuple[list[int], list[float]]:
 TEXT = st.lists(
     st.sampled_from(
         [
-            *("a", "land", "is", "The", " ", "  ", "\n", "\n\n", "\r\n", "\t", "1", "12", ".", "!", "[", "<", "<|", "|>"),
-            *("<|im_end|>", "<|im_start|>", "<|eot_id|>", "[/INST]", "<end_of_turn>", "<EOS>", "é", "😀", "👩‍👩‍👧", "島"),
-            *("\u00a0", "\u200b", "\x1c", "{{ x }}", "<think>", "User: ", "'s"),
+            *("a", "land", "is", "The", " ", "  ", "\n", "\n\n", "\r\n", "\t", "1", "12", ".", "!", "[", "<", "<|"),
+            *("<|im_end|>", "<|im_start|>", "<|eot_id|>", "[/INST]", "<end_of_turn>", "<EOS>", "é", "😀", "島"),
+            *("\U0001f469\u200d\U0001f467", "|>", "\u00a0", "\u200b", "\x1c", "{{ x }}", "<think>", "User: ", "'s"),
         ]
     )
     | st.characters(exclude_categories=["Cs"]),
@@ -548,27 +554,15 @@ def test_any_conversation(name, talk, bos, system):
     assert len(found) == len(right)
     for (ids, loss_weights), (text, pieces, prompts) in zip(found, right, strict=True):
         assert chosen.decode(ids, skip_special=False) == text
-        starts = [len(prompt) for prompt in prompts]
-        learned_text = learned_spans(chosen, ids, loss_weights, pieces)
-        assert learned_text == pieces
-        assert ids[: len(chosen.encode(prompts[0]))].tolist() == chosen.encode(prompts[0])
-        merged = False
-        first = 0
-        for prompt, start, (piece, _) in zip(prompts, starts, pieces, strict=True):
+        assert runs_of(chosen, ids, loss_weights) == pieces
+        # Where the prompt's end and the answer's start would merge, they are cut; what follows keeps the cut, and so is
+        # no more what that text alone would be.
+        for prompt, (piece, _) in zip(prompts, pieces, strict=True):
             alone = chosen.encode(prompt)
-            if not merged:  # a merge that generation cannot see is cut, and stays cut in what follows
-                first = len(alone)
-                assert ids[:first].tolist() == alone and loss_weights[first] > 0 and loss_weights[first - 1] == 0
-            merged = merged or chosen.encode(text[: start + len(piece)])[: len(alone)] != alone
-
-
-def learned_spans(chosen: Tokenizer, ids, weights, pieces) -> list[tuple[str, float]]:
-    groups = groupby(zip(ids.tolist(), weights.tolist(), strict=True), key=lambda pair: pair[1])
-    return [
-        (chosen.decode([id for id, _ in group], skip_special=False), weight)
-        for weight, group in ((weight, list(group)) for weight, group in groups)
-        if weight
-    ]
+            assert ids[: len(alone)].tolist() == alone
+            assert loss_weights[len(alone) - 1] == 0 < loss_weights[len(alone)]
+            if chosen.encode(prompt + piece)[: len(alone)] != alone:
+                break
 
 
 def test_rows_are_json():
