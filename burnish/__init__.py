@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from burnish.adapt.config import LoraConfig as LoraConfig
+    from burnish.data.config import DataConfig as DataConfig
+    from burnish.data.config import SourceConfig as SourceConfig
     from burnish.errors import InputError as InputError
     from burnish.generate.config import SamplingConfig as SamplingConfig
     from burnish.generate.engine import generate as generate
@@ -31,6 +33,7 @@ __version__ = "0.1.0"
 # Imported when first used: `burnish --help` must not wait for JAX.
 _HOMES = {
     "Callback": "burnish.train.callbacks",
+    "DataConfig": "burnish.data.config",
     "Decoder": "burnish.models.decoder",
     "InputError": "burnish.errors",
     "LoraConfig": "burnish.adapt.config",
@@ -39,6 +42,7 @@ _HOMES = {
     "Origin": "burnish.wrapper",
     "SFT": "burnish.objectives.sft",
     "SamplingConfig": "burnish.generate.config",
+    "SourceConfig": "burnish.data.config",
     "TrainResult": "burnish.train.trainer",
     "Trainer": "burnish.train.trainer",
     "TrainerConfig": "burnish.train.config",

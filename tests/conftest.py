@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from gguf import GGUFReader
 
+from burnish.convert.builtin import BUILT_IN
 from burnish.convert.gguf_tokenizer import tokenizer_from_gguf
 from burnish.data.tokenizer import Tokenizer
+from burnish.files import cache_folder
 from burnish.models.config import ModelConfig
 from burnish.models.decoder import Decoder
 from burnish.models.layers import random_params
@@ -32,6 +34,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="hand values for tests/objectives, in the form of tests/objectives/reference.json",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tokenised data goes to a cache of the suite's own, in which models that were fetched are found as before."""
+    fetched, own = cache_folder(), tmp_path_factory.mktemp("cache")
+    for model in BUILT_IN:
+        (own / model).symlink_to(fetched / model)
+    os.environ["BURNISH_CACHE"] = str(own)
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,14 @@ def test_own_model(bpe_tokenizer, tmp_path) -> None:
     assert float(done.stdout.split("loss ")[1].split()[0]) < 1.0
 
 
+def test_mixture(make_tiny, tmp_path) -> None:
+    make_tiny().save(tmp_path / "model")
+    command = [sys.executable, ROOT / "examples" / "mixture.py", tmp_path / "model", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "sums: 36 rows" in done.stdout and "talk: 18 rows" in done.stdout
+    assert "eval_loss/talk" in done.stdout
+
+
 @pytest.mark.slow
 def test_lora(tmp_path) -> None:
     need_smollm2()

@@ -10,6 +10,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.text import Text
 
+from burnish.cli.marking import marked, pieces_of, weighted
 from burnish.cli.report import data_line
 from burnish.data.characters import visible
 from burnish.data.config import DataConfig
@@ -17,7 +18,7 @@ from burnish.data.examples import EncodeCounts, Encoded
 from burnish.data.findings import Finding, findings
 from burnish.data.parts import Part
 from burnish.data.survey import SeenRow, Survey, histogram, quantiles, survey
-from burnish.data.tokenizer import StreamDecoder, Tokenizer
+from burnish.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from burnish.data.survey import Bin
@@ -39,11 +40,6 @@ class Shown:
     def tokens(self) -> list[tuple[int, float]]:
         """Each token's id and loss weight."""
         return list(zip(self.example.tokens.tolist(), self.example.weights.tolist(), strict=True))
-
-    @property
-    def weighted(self) -> bool:
-        """Whether weights are other than 0 and 1, so that they have to be said."""
-        return not set(self.example.weights.tolist()) <= {0.0, 1.0}
 
 
 @dataclass(frozen=True)
@@ -108,24 +104,6 @@ def _shown(seen: Survey, tokenizer: Tokenizer, most: int) -> list[Shown]:
     return shown
 
 
-def pieces_of(tokens: np.ndarray, tokenizer: Tokenizer) -> list[str]:
-    """The text that each token adds; together they are the whole text, decoded at once.
-
-    A character of several tokens is the last one's; those before it have "".
-    """
-    stream = StreamDecoder(tokenizer, skip_special=False)
-    pieces = [stream.push(token) for token in tokens.tolist()]
-    pieces[-1] += stream.flush()
-    return pieces
-
-
-def spans(shown: Shown) -> list[tuple[str, float]]:
-    """The text cut wherever the loss weight changes, and the weight of each part."""
-    pairs = zip(shown.pieces, shown.example.weights.tolist(), strict=True)
-    runs = groupby(pairs, key=lambda pair: pair[1])
-    return [("".join(piece for piece, _ in run), weight) for weight, run in runs]
-
-
 def token_name(shown: Shown, at: int, tokenizer: Tokenizer) -> str:
     """A token's text in quotes; as the vocabulary spells it where its text is part of a character."""
     piece = shown.pieces[at]
@@ -184,11 +162,11 @@ def show(report: Report, console: Console, ids: bool) -> None:
         console.print(f"note: {note}")
     for each in report.shown:
         console.print(Text(heading(each, report), style="bold"))
-        console.print(_token_table(each, report.tokenizer, console) if ids else _marked(each, console))
+        console.print(_token_table(each, report.tokenizer, console) if ids else _text(each, console))
         console.print()
     if report.shown:
         mark = "green" if console.is_terminal else "marked ●" if ids else "in ⟦ ⟧"
-        said = ", × their loss weight" if any(each.weighted for each in report.shown) else ""
+        said = ", × their loss weight" if any(weighted(each.example.weights) for each in report.shown) else ""
         console.print(f"trained tokens are {mark}{said}", style="bold")
     for line in count_lines(report):
         console.print(Text(line))
@@ -201,24 +179,15 @@ def show(report: Report, console: Console, ids: bool) -> None:
         _show_finding(finding, report, console)
 
 
-def _marked(shown: Shown, console: Console) -> Text:
-    """The text with what is trained in green, or in ⟦ ⟧ where there is no colour."""
-    text = Text()
-    for part, weight in spans(shown):
-        part = visible(part)
-        if weight:
-            text.append(part if console.is_terminal else f"⟦{part}⟧", style="bold green")
-            text.append(f"×{weight:g}" if shown.weighted else "", style="yellow")
-        else:
-            text.append(part, style="dim")
-    return text
+def _text(shown: Shown, console: Console) -> Text:
+    return marked(shown.pieces, shown.example.weights, plain=not console.is_terminal)
 
 
 def _token_table(shown: Shown, tokenizer: Tokenizer, console: Console) -> Columns | Text:
     """Each token's id and text: in columns on a terminal, else one a line."""
     cells = []
     for at, (token, weight) in enumerate(shown.tokens):
-        said = f" ×{weight:g}" if weight and shown.weighted else ""
+        said = f" ×{weight:g}" if weight and weighted(shown.example.weights) else ""
         line = f"{'●' if weight else ' '} {token:>7} {token_name(shown, at, tokenizer)}{said}"
         cells.append(Text(line, style="bold green" if weight else "dim"))
     return Columns(cells, equal=True, column_first=True) if console.is_terminal else Text("\n").join(cells)

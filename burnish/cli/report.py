@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from burnish.data.examples import EncodeCounts, Encoded
+from burnish.cli.marking import marked, pieces_of
+from burnish.data.examples import EncodeCounts
 from burnish.train.callbacks import Callback, RunPlan
 
 if TYPE_CHECKING:
@@ -25,21 +26,6 @@ def make_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, soft_wrap=True, width=10_000, stderr=stderr)
     return console
-
-
-def marked(example: Encoded, tokenizer: "Tokenizer", *, plain: bool) -> Text:
-    """An example's text with what is trained marked: bold green, or ⟦ ⟧ where there is no colour."""
-    text, start = Text(), 0
-    for end in range(1, len(example.tokens) + 1):
-        if end < len(example.tokens) and (example.weights[end] != 0) == (example.weights[start] != 0):
-            continue
-        piece = tokenizer.decode(example.tokens[start:end].tolist(), skip_special=False)
-        trained = bool(example.weights[start])
-        if trained and plain:
-            piece = f"⟦{piece}⟧"
-        text.append(piece, style="bold green" if trained else "dim")
-        start = end
-    return text
 
 
 def count(number: float) -> str:
@@ -134,7 +120,8 @@ class Narrator(Callback):
             say(f"  note: {lack}")
         if plan.example is not None:
             say("First example, trained tokens " + ("green" if self._console.is_terminal else "in ⟦ ⟧"), style="bold")
-            say(marked(plan.example, self._tokenizer, plain=not self._console.is_terminal))
+            pieces = pieces_of(plan.example.tokens, self._tokenizer)
+            say(marked(pieces, plan.example.weights, plain=not self._console.is_terminal))
             say()
         if self._console.is_terminal:
             columns = [TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[said]}")]

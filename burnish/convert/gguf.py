@@ -4,6 +4,7 @@ Specification: github.com/ggml-org/ggml, docs/gguf.md. Llama-family files hold t
 in the order of an interleaved rope; they are put back into the half-split order the decoder uses.
 """
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,6 @@ _ARCHITECTURES = ("llama",)
 
 def open_gguf(path: Path) -> Any:
     """A `gguf.GGUFReader` over a file; InputError when it is missing, cut short, or no GGUF."""
-    import gguf
-
     try:
         with path.open("rb") as file:
             magic = file.read(24)
@@ -44,10 +43,22 @@ def open_gguf(path: Path) -> Any:
     if not magic.startswith(b"GGUF") or len(magic) < 24:
         raise InputError(f"{path}: not a GGUF file; give a .gguf, a Hugging Face folder or a built-in name")
     try:
-        reader = gguf.GGUFReader(path)
+        reader = _reader_class()(path)
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: the GGUF is cut short or damaged ({error}); copy it again") from None
     return reader
+
+
+@functools.cache
+def _reader_class() -> Any:
+    """`gguf.GGUFReader`, three times as fast: it slices its file some 400,000 times, which is slow on a `np.memmap`."""
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
+
+    return Reader
 
 
 def gguf_metadata(reader: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _read(folder: Path) -> dict[str, Examples] | None:
         found = {}
         for name, (counts, checksums) in described.items():
             # Not np.load, which takes a damaged file for one of other kinds.
-            arrays = {array: open_memmap(folder / f"{name}-{array}.npy", mode="r") for array in _ARRAYS}
+            arrays: dict[str, Any] = {array: open_memmap(folder / f"{name}-{array}.npy", mode="r") for array in _ARRAYS}
             if [_checksum(arrays[array]) for array in _ARRAYS] != checksums:
                 return None
             found[name] = Examples(**arrays, counts=EncodeCounts(**counts))

@@ -28,6 +28,8 @@ def fit_data(config: Config, *, context: int | None, packing: bool) -> Config:
             raise InputError(
                 f"data.max_length: {config.max_length} is longer than the model's context; use {context} or less"
             )
+        if config.overlap > context - 2:
+            raise InputError(f"data.overlap: {config.overlap} is too much for the model's context of {context}")
         changes["max_length"] = context
     return config.model_copy(update=changes)
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from burnish.errors import InputError
 
+MOST_EXAMPLES = 10**8  # of an epoch, whose order is held in memory
+
 
 def shares(sizes: Sequence[int], weights: Sequence[float | None], temperature: float | None) -> np.ndarray | None:
     """Each source's share of the examples, summing to 1; None where all examples come once, as without a mixture.
@@ -35,10 +37,16 @@ def epoch_counts(sizes: Sequence[int], share: np.ndarray, repeat: bool) -> list[
     """Examples of each source in an epoch.
 
     With `repeat`, the source that lasts longest is gone through once, and others come again; without, the epoch ends
-    with the source that is used up first, and what is left of others comes in later epochs.
+    with the source that is used up first, and what is left of others comes in later epochs. Raises InputError where an
+    epoch would not fit in memory.
     """
     lasts = np.array(sizes) / share
     total = lasts.max() if repeat else lasts.min()
+    if total > MOST_EXAMPLES:
+        raise InputError(
+            f"data.sources: an epoch of this mixture has {total:.3g} examples, as its smallest weight is so small; "
+            "even the weights out, or set data.repeat=false"
+        )
     return [max(1, round(total * part)) for part in share]
 
 

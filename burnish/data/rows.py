@@ -28,7 +28,9 @@ class RowEncoder:
 
     def __init__(self, tokenizer: "Tokenizer", config: DataConfig, form: RowFormat) -> None:
         self._encoder = Encoder(tokenizer, config)
-        self._bos_id = tokenizer.bos_id
+        # Some call the opening of a turn their BOS (SmolLM2): that is none which every text begins with.
+        begins = tokenizer.adds_bos or "bos_token" in (tokenizer.chat_template or "")
+        self._bos_id = tokenizer.bos_id if begins else None
         self._config, self._form = config, form
 
     def records(self, rows: Iterable[NumberedRow], counts: EncodeCounts) -> Iterator[Record]:

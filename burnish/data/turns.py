@@ -105,7 +105,7 @@ class TurnFinder:
         """What the recipe trains on, where the row itself says nothing of a message."""
         answers = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant" and i >= chat.first_trained]
         if self.config.train_on == "last_turn":
-            answers = answers
+            answers = answers[-1:]
         elif self.config.train_on == "completion":
             asked = max((i for i, m in enumerate(chat.messages) if m["role"] == "user"), default=-1)
             answers = [i for i in answers if i > asked]
@@ -160,11 +160,16 @@ class TurnFinder:
 
     @cached_property
     def _terminator(self) -> str:
-        """What ends a turn: the ending up to its first added token; what follows that ends the conversation."""
+        """What ends a turn: the ending up to its first added token; what follows that ends the conversation.
+
+        White space may be an added token (Gemma's new lines are), but ends nothing.
+        """
         ids, starts = self.tokenizer.encode_with_starts(self._ending)
-        ends = [*starts[1:].tolist(), len(self._ending)]
-        first = next((end for id, end in zip(ids.tolist(), ends, strict=True) if id in self.tokenizer.added_ids), None)
-        return self._ending.rstrip() if first is None else self._ending[:first]
+        ends = [*starts.tolist(), len(self._ending)][1:]
+        for id, start, end in zip(ids.tolist(), starts.tolist(), ends, strict=True):
+            if id in self.tokenizer.added_ids and self._ending[start:end].strip():
+                return self._ending[:end]
+        return self._ending.rstrip()
 
     @cached_property
     def _ending(self) -> str:

@@ -19,8 +19,8 @@ class RunPlan:
     parameters, trainable: counts of numbers. done, total: steps made before, and to be made in all. rows, length,
     micro_batches: shape of a step's batch, at its longest. efficiency: real tokens over slots of the first epoch.
     memory_bytes: the compiled step's arguments, outputs and temporaries on one device, 0 where the compiler does not
-    say. example: the first training example. train_counts, efficiency and example are None where rows are streamed. source_counts: of
-    several sources, by name.
+    say. example: the first training example. train_counts, efficiency and example are None where rows are streamed.
+    source_counts: of several sources, by name.
     """
 
     recipe: Mapping[str, Any]

@@ -143,7 +143,7 @@ BAD_SFT = {
     "missing file": (lambda folder: folder / "none.jsonl", [], r"none.jsonl.*"),
     "empty file": (lines_of(), [], "bad.jsonl.* no records"),
     "broken line": (lines_of(GOOD, GOOD, '{"prompt": "a", '), [], "bad.jsonl, line 3"),
-    "wrong keys": (lines_of(GOOD, '{"text": "a"}'), [], "bad.jsonl, line 2"),
+    "wrong keys": (lines_of(GOOD, '{"txet": "a"}'), [], "bad.jsonl, line 2"),
     "all dropped": (
         lines_of(GOOD, GOOD.replace("a", "z")),
         ["data.max_length=2", "data.truncate=drop", "data.holdout=0"],

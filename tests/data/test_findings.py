@@ -94,7 +94,7 @@ def test_near_empty_answers_are_counted_turn_by_turn(bpe_tokenizer) -> None:
 
 def test_an_answer_that_was_cut_short_is_not_near_empty(bpe_tokenizer) -> None:
     # Of so many lengths, some leave a token or two for the last piece of a split.
-    long = [row("a", "word " * n) for n in range(100, 160)]
+    long = [row(f"a{n}", "word " * n) for n in range(100, 160)]
     for truncate in ("split", "keep_end", "keep_start"):
         kinds = found([*SOUND, *long], bpe_tokenizer, truncate=truncate, max_length=60)
         assert kinds.keys() == ALWAYS | {"cut"} and kinds["cut"].count == 60

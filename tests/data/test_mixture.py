@@ -34,7 +34,7 @@ def test_a_mixture_that_says_two_things_is_refused():
         ([100, 20], [1, 3], [100, 300], [7, 20]),
         ([10, 10, 10], [2, 1, 1], [20, 10, 10], [10, 5, 5]),
         ([1000, 1], [1000, 1], [1000, 1], [1000, 1]),
-        ([10, 1000], [1e6, 1], [10**9, 1000], [10, 1]),  # never none of a source
+        ([10, 1000], [1e4, 1], [10**7, 1000], [10, 1]),  # never none of a source
         ([7], [5], [7], [7]),
     ],
 )
@@ -42,6 +42,11 @@ def test_counts_by_hand(sizes, weights, repeated, once):
     share = shares(sizes, weights, None)
     assert epoch_counts(sizes, share, repeat=True) == repeated
     assert epoch_counts(sizes, share, repeat=False) == once
+
+
+def test_an_epoch_that_would_fill_the_memory_is_refused():
+    with pytest.raises(InputError, match=r"data\.sources: an epoch .* 1e\+09 examples"):
+        epoch_counts([10, 1000], shares([10, 1000], [1e6, 1], None), repeat=True)
 
 
 @given(
@@ -79,3 +84,6 @@ def test_sources_are_mixed_and_every_order_differs():
     # Sources of one size go through their rows in orders of their own.
     order = epoch_order([40, 40], [20, 20], 0, 0)
     assert Counter(order[order < 40]) != Counter(order[order >= 40] - 40)
+    # Which examples come in the first half of a source's pass differs from pass to pass.
+    halves = {frozenset(epoch_order([40], [20], 0, epoch).tolist()) for epoch in (0, 2, 4)}
+    assert len(halves) == 3

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.data.records import ChatRecord, TextRecord
+from burnish.data.records import ChatRecord, TextRecord, TokensRecord
 from burnish.data.split import split_holdout
 from burnish.errors import InputError
 
@@ -69,3 +69,44 @@ def test_text_without_a_prompt_is_told_apart_by_its_completion():
     records = rows(*(("", f"story {i}") for i in range(10)), ("", "story 3"))
     train, held = split_holdout(records, 0.3, 0)
     assert held and not {r.completion for r in train} & {r.completion for r in held}
+
+
+def test_tokens_are_told_apart_by_those_before_the_first_learned():
+    records = [
+        TokensRecord(0, "", (1, 2, 3, 4), (0, 0, 1, 1)),
+        TokensRecord(1, "", (1, 2, 9), (0, 0, 1)),  # the same prompt
+        TokensRecord(2, "", (1, 5, 3, 4), (0, 0, 1, 1)),
+        TokensRecord(3, "", (1, 2, 3, 4), (1, 1, 1, 1)),  # none: the whole row counts
+        TokensRecord(4, "", (1, 2, 3, 5), (1, 1, 1, 1)),
+    ]
+    sides = [{record.index for record in split_holdout(records, 0.4, seed)[1]} for seed in range(30)]
+    assert all((0 in held) == (1 in held) for held in sides)
+    for other in (2, 3, 4):
+        assert any((0 in held) != (other in held) for held in sides)
+    assert any((3 in held) != (4 in held) for held in sides)
+
+
+def test_turns_that_are_given_belong_to_the_prompt():
+    def chat(index, first_answer, second_answer, first_trained):
+        contents = ("q", first_answer, "again", second_answer)
+        roles = ("user", "assistant", "user", "assistant")
+        turns = tuple({"role": role, "content": content} for role, content in zip(roles, contents, strict=True))
+        return ChatRecord(index, "", turns, first_trained)
+
+    records = [
+        chat(0, "a", "x", 2),
+        chat(1, "a", "y", 2),
+        chat(2, "b", "x", 2),
+        chat(3, "a", "x", 0),
+        chat(4, "b", "z", 0),
+    ]
+    sides = [{record.index for record in split_holdout(records, 0.4, seed)[1]} for seed in range(30)]
+    assert all((0 in held) == (1 in held) and (3 in held) == (4 in held) for held in sides)
+    assert any((0 in held) != (2 in held) for held in sides) and any((0 in held) != (3 in held) for held in sides)
+
+
+def test_errors_name_the_source():
+    with pytest.raises(
+        InputError, match=r"^train\.jsonl: data\.holdout=0\.1 cannot hold out rows: all 2 have the same"
+    ):
+        split_holdout(rows(("a", "x"), ("a", "y")), 0.1, 0, "train.jsonl")

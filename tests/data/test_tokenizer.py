@@ -101,7 +101,7 @@ def test_starts_point_into_the_text():
         ids, starts = BPE.encode_with_starts(text)
         at = ids.tolist().index(2)
         assert starts[at] == 1 and starts[-1] == 12 and set(starts[at + 1 : -1].tolist()) == {11}
-        assert [round(start) for start in starts[:at]] == [0] * at
+        assert starts[:at].tolist() == [0] * at
 
 
 ASCII = st.text(st.characters(max_codepoint=127), max_size=20)
@@ -137,9 +137,7 @@ def test_the_fingerprint_is_that_of_the_files(folder):
     assert before == second.fingerprint
     for text in TEXTS:  # a cache that fills is no change
         second.encode_with_starts(text)
-    assert Tokenizer.from_folder(folder).fingerprint == before == first.with_chat_template(CHATML).fingerprint or (
-        first.chat_template != CHATML
-    )
+    assert second.fingerprint == before == Tokenizer.from_folder(folder).fingerprint
     code = f"from burnish.data.tokenizer import Tokenizer; print(Tokenizer.from_folder({str(folder)!r}).fingerprint)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == before

@@ -15,8 +15,8 @@ import burnish as bn
 from burnish.errors import InputError
 from burnish.train.callbacks import Callback
 from burnish.train.config import TrainConfig
-from burnish.train.run_folder import RunFolder
 from burnish.train.plan import micro_batches
+from burnish.train.run_folder import RunFolder
 from burnish.train.trainer import Trainer
 from burnish.wrapper import ModelWrapper
 
