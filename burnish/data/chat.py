@@ -116,13 +116,14 @@ class ChatTemplate:
     ) -> str:
         if not messages:
             raise InputError("a conversation needs at least one message; this one has none")
-        context = dict(variables or {})
+        context = {**_environment().globals, **(variables or {})}
         context["messages"] = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
         context["tools"] = None if tools is None else _plain(tools, "tools")
         context["documents"] = None
         context["add_generation_prompt"] = add_generation_prompt
         try:
-            return template.render(context)
+            # As `template.render`, but for its copying of every name the environment knows.
+            return "".join(template.root_render_func(template.new_context(context, shared=True)))
         except Exception as error:  # the template is a program: it can fail in any way Python can
             raise InputError(
                 f"chat template of {self.origin} did not take the conversation: {_one_line(error)}; "

@@ -1,6 +1,8 @@
 """Words of a text looked up: always the very ids and places that the library finds."""
 
 import json
+import re
+import unicodedata
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,7 +11,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 from tokenizers import Tokenizer as Backend
 
 from burnish.data.tokenizer import Tokenizer
-from burnish.data.words import Words
+from burnish.data.words import _LETTERS, _OTHER, Words
 
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 BYTES_ONLY = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -84,6 +86,35 @@ ASCII = st.lists(st.sampled_from(PIECES), max_size=14).map("".join) | st.text(
 )
 
 
+MORE = [
+    "é",
+    "É",
+    "ß",
+    "ŉ",
+    "İ",
+    "Ǆ",
+    "œ",
+    "ª",
+    "µ",
+    "’",
+    "’s",
+    "“",
+    "”",
+    "€",
+    "£",
+    "—",
+    " –",
+    "…",
+    "×",
+    "°",
+    "→",
+    "«",
+    "¿",
+    "\u2044",
+]
+LATIN = st.lists(st.sampled_from([*PIECES, *MORE, *MORE]), min_size=1, max_size=14).map("".join)
+
+
 def agree(backend: Backend, text: str) -> None:
     words = Words.of(backend)
     assert words is not None
@@ -110,6 +141,29 @@ def test_the_librarys_ids_and_places(name, texts):
         again(WORDS[name], BACKENDS[name], text)
 
 
+@pytest.mark.parametrize("name", set(UNDERSTOOD) - {"gpt4o"})
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(LATIN, min_size=3, max_size=3))
+def test_the_librarys_ids_and_places_of_latin_text(name, texts):
+    for text in texts:
+        again(WORDS[name], BACKENDS[name], text)
+
+
+def test_letters_and_signs_are_what_they_are_taken_for():
+    every = [chr(point) for point in range(0x80, 0x3000) if not _OTHER.search(chr(point))]
+    letters = [char for char in every if re.fullmatch(f"[{_LETTERS}]", char)]
+    assert len(letters) == 400 and len(every) > 600
+    assert {unicodedata.category(char)[0] for char in letters} == {"L"}
+    assert {unicodedata.category(char)[0] for char in set(every) - set(letters)} == {"P", "S"}
+    assert all(unicodedata.normalize("NFC", char) == char for char in every)
+    assert "ſ" not in every
+
+
+def test_an_added_token_beyond_ascii_has_its_place():
+    backend = trained(BYTE_LEVEL, ["«é»"])
+    agree(backend, "a é«é» b’s «é»")
+
+
 def test_one_text_that_has_all_kinds():
     for name, backend in BACKENDS.items():
         ids, _ = WORDS[name].encode("".join(CORPUS[:2])) or (None, None)
@@ -128,6 +182,7 @@ def test_capitals_are_told_from_small_letters():
     backend.pre_tokenizer = UNDERSTOOD["gpt4o"]
     assert backend.encode("aBaB").tokens == ["a", "Ba", "B"]
     agree(backend, "aBaB")
+    assert WORDS["gpt4o"].encode("É") is None  # beyond ASCII they are not told apart here
 
 
 def test_an_expression_that_does_not_cover_a_text_is_left_to_the_library():
@@ -143,8 +198,8 @@ def test_what_is_remembered_changes_nothing():
         again(words, BACKENDS["digits, each"], text)
 
 
-@pytest.mark.parametrize("text", ["é", "a\x85b", "island 😀", "a\u00a0b", "a\u2028"])
-def test_text_that_is_not_ascii_is_left_to_the_library(text):
+@pytest.mark.parametrize("text", ["x²", "a\x85b", "island 😀", "a\u00a0b", "a\u2028", "½", "日本", "e\u0301", "ſ"])
+def test_text_that_is_not_latin_is_left_to_the_library(text):
     tokenizer = Tokenizer(trained(BYTE_LEVEL))
     assert WORDS["gpt2"].encode(text) is None
     theirs = tokenizer.backend.encode(text, add_special_tokens=False)
@@ -206,7 +261,7 @@ def test_other_rules_are_left_to_the_library(rule):
 
 
 def test_other_models_and_normalizers_are_left_to_the_library():
-    assert Words.of(trained(BYTE_LEVEL, normalizer=normalizers.NFC())) is not None  # nothing of it is in ASCII
+    assert Words.of(trained(BYTE_LEVEL, normalizer=normalizers.NFC())) is not None  # Latin text stays as it is
     for other in (normalizers.Lowercase(), normalizers.NFKC(), normalizers.Prepend("x"), normalizers.Strip()):
         assert Words.of(trained(BYTE_LEVEL, normalizer=other)) is None
     chance = trained(BYTE_LEVEL)
