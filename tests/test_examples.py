@@ -1,5 +1,6 @@
 """Every example, and every command of the README, runs."""
 
+import json
 import os
 import re
 import subprocess
@@ -32,6 +33,7 @@ def test_own_model(bpe_tokenizer, tmp_path) -> None:
     assert float(done.stdout.split("loss ")[1].split()[0]) < 1.0
 
 
+@pytest.mark.slow
 def test_mixture(make_tiny, tmp_path) -> None:
     make_tiny().save(tmp_path / "model")
     command = [sys.executable, ROOT / "examples" / "mixture.py", tmp_path / "model", tmp_path / "out"]
@@ -47,6 +49,17 @@ def test_lora(tmp_path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
     assert "lighthouse" in done.stdout
     assert (tmp_path / "out" / "hf" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_data_benchmark(tmp_path) -> None:
+    need_smollm2()
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "benchmarks.data", "--rows", "200", "--json", out]
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment())
+    found = json.loads(out.read_text())
+    assert found["rows"] == 200 and found["tokens"] > 20_000 and 0.8 < found["full"] <= 1
+    assert found["cached_rows_per_s"] > found["cold_rows_per_s"] > 0
 
 
 def blocks(language: str) -> list[str]:

@@ -148,7 +148,7 @@ def run_on(devices: int, lora: bool) -> list:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_meshes_of_eight_devices_agree_with_one(lora: bool) -> None:
     [one] = run_on(1, lora)
     several = run_on(8, lora)

@@ -95,7 +95,7 @@ def test_a_stream_needs_steps_and_has_nothing_held_out_by_itself(make_tiny, sour
 def test_rows_without_packing_are_as_long_as_their_batch(make_tiny, tmp_path) -> None:
     rows = [{"prompt": "a" * (n % 9), "completion": "b"} for n in range(16)]
     rows[5]["completion"] = "c d e f g h i j k l m n"
-    options = {**OPTIONS, "max_length": 64, "packing": "none", "epochs": 1, "holdout": 0.0}
+    options = {**OPTIONS, "max_length": 40, "packing": "none", "epochs": 1, "holdout": 0.0}
     result = Trainer(make_tiny(), None, options).train(rows)
     packed = Trainer(make_tiny(), None, {**options, "packing": True, "batch_size": 16, "epochs": 1}).evaluate(rows)
     padded = Trainer(make_tiny(), None, options).evaluate(rows)
