@@ -213,7 +213,8 @@ def checked(tree: dict, folder: Path) -> Imported:
     imported = import_recipe(tree, folder)
     data = build_config(Recipe, yaml.safe_load(yaml.safe_dump(imported.recipe))).data
     for form in (data, *(data.sources or [])):
-        check_format(RowFormat(format=form.format or data.format, columns=form.columns or data.columns))
+        columns = data.columns if form.columns is None else form.columns
+        check_format(RowFormat(format=form.format or data.format, columns=columns))
     return imported
 
 
