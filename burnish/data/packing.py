@@ -126,49 +126,32 @@ def _concatenate(order: Sequence[int], lengths: np.ndarray, row_length: int, max
 
 def batch_arrays(examples: Examples, rows: Sequence[Row], row_length: int) -> Batch:
     """The arrays of some rows of a plan, each [rows, row_length]; a row without examples is padding."""
-    batch: Batch = {
-        name: np.full((len(rows), row_length), fill, dtype=dtype)
-        for name, dtype, fill in (
-            ("tokens", np.int32, 0),
-            ("targets", np.int32, 0),
-            ("weights", np.float32, 0),
-            ("segment_ids", np.int32, 0),
-            ("positions", np.int32, 0),
-            ("example_ids", np.int32, -1),
-            ("source_ids", np.int32, -1),
-        )
-    }
-    pieces = np.array([piece for row in rows for piece in row], np.int64).reshape(-1, 3)
-    if not len(pieces):
-        return batch
-    index, lengths = pieces[:, 0], pieces[:, 2] - pieces[:, 1]
-    per_row = [len(row) for row in rows]
-    number = np.repeat(np.arange(len(rows)), per_row)
-    # Each piece's first slot in the flattened batch, and its first token among all examples' tokens.
-    before = _offsets(lengths)
-    first_of_row = np.repeat(before[_offsets(np.array(per_row))[np.array(per_row) > 0]], [n for n in per_row if n])
-    slots_from = number * row_length + before - first_of_row
-    tokens_from = examples.starts[index] + pieces[:, 1]
-    positions = np.arange(lengths.sum()) - np.repeat(before, lengths)
-    slots = np.repeat(slots_from, lengths) + positions
-    found = np.repeat(tokens_from, lengths) + positions
+    # Every row as its pieces, and what is left of it: (example or -1, first token, length, segment).
+    laid: list[tuple[int, int, int, int]] = []
+    for row in rows:
+        laid += [(piece.example, piece.start, piece.end - piece.start, at) for at, piece in enumerate(row, start=1)]
+        laid.append((-1, 0, row_length - sum(piece.end - piece.start for piece in row), 0))
+    example, start, length, segment = np.array(laid, np.int64).reshape(-1, 4).T
+    real = example >= 0
+    inside = np.repeat(real, length)
+    positions = np.arange(len(inside)) - np.repeat(np.cumsum(length) - length, length)
+    positions[~inside] = 0
     followed = np.append(positions[1:] > 0, False)  # the next token belongs to the same piece
-    after = np.where(followed, found + 1, found)
-    segment = np.concatenate([np.arange(n) + 1 for n in per_row])
+    if real.any():
+        ids, sources = examples.ids[example], examples.sources[example]
+        found = np.repeat(np.where(real, examples.starts[example] + start, 0), length) + positions
+        after = np.where(followed, found + 1, 0)
+        tokens, targets, weights = examples.tokens[found], examples.tokens[after], examples.weights[after]
+    else:
+        ids = sources = example
+        tokens = targets = weights = positions
     values = {
-        "tokens": examples.tokens[found],
-        "targets": np.where(followed, examples.tokens[after], 0),
-        "weights": np.where(followed, examples.weights[after], 0),
-        "segment_ids": np.repeat(segment, lengths),
-        "positions": positions,
-        "example_ids": np.repeat(examples.ids[index], lengths),
-        "source_ids": np.repeat(examples.sources[index], lengths),
+        "tokens": (np.where(inside, tokens, 0), np.int32),
+        "targets": (np.where(followed, targets, 0), np.int32),
+        "weights": (np.where(followed, weights, 0), np.float32),
+        "segment_ids": (np.repeat(segment, length), np.int32),
+        "positions": (positions, np.int32),
+        "example_ids": (np.repeat(np.where(real, ids, -1), length), np.int32),
+        "source_ids": (np.repeat(np.where(real, sources, -1), length), np.int32),
     }
-    for name, value in values.items():
-        batch[name].reshape(-1)[slots] = value
-    return batch
-
-
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    """Where each of several pieces laid end to end starts."""
-    return np.cumsum(lengths) - lengths
+    return {name: value.astype(dtype).reshape(len(rows), row_length) for name, (value, dtype) in values.items()}
