@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -60,5 +60,5 @@ def _names_under(schema: type[BaseModel]) -> dict[str, str]:
 
 def _nested(schema: type[BaseModel], name: str) -> type[BaseModel] | None:
     annotation = schema.model_fields[name].annotation
-    options = [annotation, *get_args(annotation)]
+    options = [annotation, *(get_args(annotation) if get_origin(annotation) is not list else ())]
     return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)

@@ -14,7 +14,7 @@ from burnish.convert.families import family_of
 from burnish.convert.gguf import gguf_metadata, load_gguf_decoder, open_gguf
 from burnish.convert.gguf_tokenizer import tokenizer_from_gguf
 from burnish.convert.hf import CONFIG, load_hf_decoder, read_json
-from burnish.data.named_templates import use_template
+from burnish.data.fit import with_recipe_template
 from burnish.data.tokenizer import Tokenizer
 from burnish.errors import InputError
 from burnish.wrapper import ModelWrapper, Origin
@@ -81,8 +81,7 @@ def _run_tokenizer(path: Path) -> tuple[Tokenizer, int | None]:
     tokenizer, context = load_tokenizer(base)
     asked = build_config(VocabularyConfig, recipe.get("vocabulary") or {}, place=f"{path / RUN_CONFIG}: vocabulary")
     tokenizer, _ = learn_tokens(tokenizer, asked.add_tokens)
-    template = (recipe.get("data") or {}).get("chat_template")
-    return (tokenizer if template is None else use_template(tokenizer, template)), context
+    return with_recipe_template(tokenizer, recipe), context
 
 
 def _checked(model: ModelWrapper) -> ModelWrapper:

@@ -37,7 +37,10 @@ class VocabularyConfig(BaseModel):
         "beside them, so that the new rows are learned.",
     )
     pad_to_multiple_of: int | None = Field(
-        default=None, ge=1, description="Rows of the embedding are rounded up to a multiple of this; 64 suits a GPU."
+        default=None,
+        ge=1,
+        le=2**16,
+        description="Rows of the embedding are rounded up to a multiple of this; 64 suits a GPU.",
     )
 
     @field_validator("add_tokens")

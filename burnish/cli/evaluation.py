@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from burnish.cli.recipe import Recipe, RecipeData, RecipeTask, read_words, recipe_of_run
+from burnish.cli.recipe import Recipe, read_words, with_run
 from burnish.cli.report import count, data_line, make_console, progress_line
 from burnish.data.tasks import Task
 from burnish.errors import InputError
 from burnish.evaluate.accuracy import task_accuracy
 from burnish.evaluate.perplexity import perplexity
 from burnish.loading import load
-from burnish.train.run_folder import CONFIG
 
 
 def evaluate_model(words: Sequence[str], options: dict[str, Any], as_json: bool) -> None:
@@ -20,29 +18,12 @@ def evaluate_model(words: Sequence[str], options: dict[str, Any], as_json: bool)
     recipe = read_words(words, options)
     if recipe.model is None:
         raise InputError("model: not given; add --model")
-    recipe = _with_run(recipe)
+    recipe = with_run(recipe)
     if (recipe.data.source is None) == (recipe.task.name is None):
         raise InputError("give either records (--data FILE) or a task (--task reasoning_gym:TASK) to evaluate on")
     answer = _accuracy(recipe, as_json) if recipe.task.name else _perplexity(recipe, as_json)
     if as_json:
         print(json.dumps({"model": recipe.model, **answer}))
-
-
-def _with_run(recipe: Recipe) -> Recipe:
-    """What is not said is taken from the recipe of the run that made the model, if one did: its task, its data options.
-
-    Where records or another task are named, the run's task is left out.
-    """
-    run = Path(str(recipe.model))
-    if not (run / CONFIG).exists():
-        return recipe
-    made_by = recipe_of_run(run)
-    data = {**made_by.data.model_dump(), "path": None, "sources": [], **recipe.data.model_dump(exclude_unset=True)}
-    recipe = recipe.model_copy(update={"data": RecipeData(**data)})
-    if recipe.data.source is not None or recipe.task.name not in (None, made_by.task.name):
-        return recipe
-    task = {**made_by.task.model_dump(), **recipe.task.model_dump(exclude_unset=True)}
-    return recipe.model_copy(update={"task": RecipeTask(**task)})
 
 
 def _perplexity(recipe: Recipe, as_json: bool) -> dict[str, Any]:
@@ -65,7 +46,14 @@ def _accuracy(recipe: Recipe, as_json: bool) -> dict[str, Any]:
     model = load(str(recipe.model), dtype=recipe.dtype)
     console = make_console(stderr=as_json)
     with progress_line(console, "scoring held-out problems", len(problems)) as advance:
-        found = task_accuracy(model, task, problems, max_tokens=recipe.task.max_tokens, on_progress=advance)
+        found = task_accuracy(
+            model,
+            task,
+            problems,
+            system=recipe.data.system,
+            max_tokens=recipe.task.max_tokens,
+            on_progress=advance,
+        )
     if not as_json:
         console.print(f"final answer right {found.final}")
         console.print(f"whole reply right {found.strict}")

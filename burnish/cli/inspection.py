@@ -12,7 +12,7 @@ from rich.tree import Tree
 from burnish.adapt.vocabulary import learn_tokens
 from burnish.cli.data_html import check_absent, write_html
 from burnish.cli.data_report import Report, as_json_object, make_report, show
-from burnish.cli.recipe import Recipe, read_words
+from burnish.cli.recipe import Recipe, read_words, with_run
 from burnish.cli.report import count, make_console
 from burnish.data.fit import fit_data, fit_tokenizer
 from burnish.data.parts import sources_of
@@ -32,11 +32,12 @@ def inspect_model(
     html: Path | None,
 ) -> None:
     """Prints the model's tree, or with data a report on it; `html` is a new file to write the report to."""
-    recipe = read_words(words, options)
+    asked = read_words(words, options)
+    recipe = with_run(asked)
     if recipe.model is None:
         raise InputError("model: not given; add --model (its tokenizer and template decide what rows become)")
     if recipe.data.source is None:
-        if recipe.task.name is not None:
+        if asked.task.name is not None:
             raise InputError("task.name: a task's problems are made, not read; give records to inspect (--data FILE)")
         if ids or html is not None:
             raise InputError(f"{'--ids' if ids else '--html'} is of a data set's rows; give one (--data FILE)")

@@ -115,6 +115,28 @@ def recipe_of_run(path: Path) -> Recipe:
     return build_config(Recipe, read_recipe(path), place=f"{path / CONFIG}: ")
 
 
+# What is of the records, not of the model that learned them.
+_OF_THE_RECORDS = {"path", "eval_path", "sources", "format", "columns", "streaming", "temperature"}
+
+
+def with_run(recipe: Recipe) -> Recipe:
+    """The recipe, and what it does not say taken from that of the run that made the model, if one did.
+
+    Taken are its task and how its records became tokens. Where records or another task are named, the run's task is
+    left out. Raises InputError for options that do not go together.
+    """
+    run = Path(str(recipe.model))
+    if not (run / CONFIG).exists():
+        return recipe
+    made_by = recipe_of_run(run)
+    data = {**made_by.data.model_dump(exclude=_OF_THE_RECORDS), **recipe.data.model_dump(exclude_unset=True)}
+    recipe = recipe.model_copy(update={"data": build_config(RecipeData, data, place="data")})
+    if recipe.data.source is not None or recipe.task.name not in (None, made_by.task.name):
+        return recipe
+    task = {**made_by.task.model_dump(), **recipe.task.model_dump(exclude_unset=True)}
+    return recipe.model_copy(update={"task": build_config(RecipeTask, task, place="task")})
+
+
 def _place(tree: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for section in sections:

@@ -57,6 +57,7 @@ def data_line(name: str, counts: EncodeCounts) -> str:
         "cut": counts.truncated,
         "split in pieces": counts.split,
         "split turn by turn": counts.split_turns,
+        "with special tokens in their text": counts.special_in_text,
         "dropped as too long": counts.dropped_too_long,
         "dropped with nothing left to learn": counts.dropped_no_target,
         "dropped with too few tokens to learn": counts.dropped_few_trained,
@@ -151,8 +152,10 @@ class Narrator(Callback):
 
     def on_end(self, result: "TrainResult") -> None:
         self.close()
+        if result.data_ended:
+            self._console.print(f"the data ended at step {result.steps} of {self._total}")
         if self._streaming:
-            self._console.print(data_line("read", result.rows))
+            self._console.print(data_line("read, each time counted", result.rows))
             for name, counts in result.source_rows.items():
                 self._console.print(f"  {data_line(name, counts)}")
         self._console.print(

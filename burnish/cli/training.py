@@ -116,7 +116,12 @@ def _look(model: ModelWrapper, data: Dataset, scored: Scored | None, recipe: Rec
     if scored is not None:
         with progress_line(console, "scoring held-out problems", len(scored.problems)) as advance:
             accuracy = task_accuracy(
-                model, scored.task, scored.problems, max_tokens=recipe.task.max_tokens, on_progress=advance
+                model,
+                scored.task,
+                scored.problems,
+                system=recipe.data.system,
+                max_tokens=recipe.task.max_tokens,
+                on_progress=advance,
             )
         first = accuracy.answered[0]
         return Look(scored.task.prompt(first.problem), first.reply, accuracy)

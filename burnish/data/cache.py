@@ -45,18 +45,25 @@ def _read(folder: Path) -> dict[str, Examples] | None:
         described = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
         found = {}
         for name, (counts, checksums) in described.items():
+            *checksums, of_counts = checksums
+            if of_counts != _checksum_of(counts):
+                return None
             # Not np.load, which takes a damaged file for one of other kinds.
             arrays: dict[str, Any] = {array: open_memmap(folder / f"{name}-{array}.npy", mode="r") for array in _ARRAYS}
-            if [_checksum(arrays[array]) for array in _ARRAYS] != checksums:
-                return None
             found[name] = Examples(**arrays, counts=EncodeCounts(**counts))
+            if _checksums(found[name]) != checksums:
+                return None
         return found or None
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
-def _checksum(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).data)
+def _checksums(examples: Examples) -> list[int]:
+    return [zlib.crc32(np.ascontiguousarray(getattr(examples, array)).data) for array in _ARRAYS]
+
+
+def _checksum_of(counts: Any) -> int:
+    return zlib.crc32(json.dumps(counts, sort_keys=True).encode())
 
 
 def _write(folder: Path, made: Mapping[str, Examples]) -> None:
@@ -67,11 +74,13 @@ def _write(folder: Path, made: Mapping[str, Examples]) -> None:
             for array in _ARRAYS:
                 np.save(staging / f"{name}-{array}.npy", getattr(examples, array))
         described = {
-            name: (asdict(examples.counts), [_checksum(getattr(examples, array)) for array in _ARRAYS])
+            name: (counts := asdict(examples.counts), [*_checksums(examples), _checksum_of(counts)])
             for name, examples in made.items()
         }
         (staging / "examples.json").write_text(json.dumps(described), encoding="utf-8")
-        if folder.exists() and _read(folder) is None:
+        if folder.is_file():
+            folder.unlink()
+        elif folder.exists() and _read(folder) is None:
             shutil.rmtree(folder)
         if not folder.exists():
             os.rename(staging, folder)

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 # Stands at both ends of what a template marks, while it is rendered; no text has it by chance.
 _MARK = re.compile("burnish-generation-4fc1b97d1f0e5a23")
 _TAG = re.compile(r"\{%[-+]?\s*generation\b")
+# Strings of a JSON text, which stay, and its nulls.
+_JSON_NULL = re.compile(r'("(?:[^"\\]|\\.)*")|\bnull\b')
 # Names under which a message's reasoning is passed, the standard one first. Templates read the first two.
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -55,7 +57,7 @@ class ChatTemplate:
             self._template: Template = _environment().from_string(source)
         except TemplateSyntaxError as error:
             raise InputError(
-                f"chat template of {origin}, line {error.lineno}: {_one_line(error.message)}; mend it"
+                f"chat template {origin}, line {error.lineno}: {_one_line(error.message)}; mend it"
             ) from error
 
     def render(
@@ -92,7 +94,7 @@ class ChatTemplate:
         """
         if not _TAG.search(self.source):
             raise InputError(
-                f"chat template of {self.origin} marks nothing by {{% generation %}}; "
+                f"chat template {self.origin} marks nothing by {{% generation %}}; "
                 "set data.train_on to assistant, or use a template that has the tags"
             )
         text, spans = "", []
@@ -126,9 +128,26 @@ class ChatTemplate:
             return "".join(template.root_render_func(template.new_context(context, shared=True)))
         except Exception as error:  # the template is a program: it can fail in any way Python can
             raise InputError(
-                f"chat template of {self.origin} did not take the conversation: {_one_line(error)}; "
+                f"chat template {self.origin} did not take the conversation: {_one_line(error)}; "
                 "change the messages or give another template"
             ) from error
+
+
+def default_variables(variables: Mapping[str, Any]) -> str:
+    """The head of a template that sets variables to these values where a caller has not set them.
+
+    Raises:
+      InputError: a name that is none, or a value that is no text, number, boolean or null, or list or object of them.
+    """
+    head = ""
+    for name, value in variables.items():
+        if not name.isidentifier():
+            raise InputError(f"data.template_variables: {name!r} is no name of a variable; use letters and _")
+        written = json.dumps(_plain(value, f"data.template_variables.{name}"), ensure_ascii=False)
+        written = _JSON_NULL.sub(lambda match: match[1] or "none", written)
+        # No more than the line is taken away behind it: templates are rendered with trim_blocks.
+        head += f"{{% if {name} is not defined %}}{{% set {name} = {written} %}}{{% endif %}}\n"
+    return head
 
 
 def _one_line(error: object) -> str:
@@ -143,7 +162,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
         plain = {key: value for key, value in _plain(message, place).items() if value is not None}
     else:
         raise InputError(f'{place} is {type(message).__name__}; write {{"role": ..., "content": ...}}')
-    reasoning = next((plain[key] for key in _REASONING_KEYS if key in plain), None)
+    reasoning = next((plain[key] for key in REASONING_KEYS if key in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain

@@ -79,12 +79,12 @@ class DataConfig(RowFormat):
     rewritten_turns: Literal["split", "refuse"] = Field(
         "split",
         description="Where a template changes earlier turns once later ones are there: make an example of each trained "
-        "turn, or refuse.",
+        "turn, or refuse. (train_on=all and generation learn what the template writes.)",
     )
     bad_rows: Literal["refuse", "drop"] = Field("refuse", description="Stop at a row that cannot be read, or count it.")
     max_length: int = Field(1024, ge=2, description="Tokens in a row of a batch; longer examples are cut.")
     truncate: Literal["keep_end", "keep_start", "split", "drop"] = Field(
-        "keep_end", description="What to do with an example longer than max_length."
+        "keep_end", description="What to do with an example longer than max_length (packing=concat has none)."
     )
     overlap: int = Field(0, ge=0, description="truncate=split: tokens that a piece sees of the one before it.")
     min_trained_tokens: int = Field(1, ge=1, description="Examples with fewer tokens to learn are dropped and counted.")
@@ -118,6 +118,13 @@ class DataConfig(RowFormat):
         if self.temperature is not None and self.streaming:
             raise ValueError(
                 "data.temperature needs the sizes of the sources, which a stream does not know; give weights"
+            )
+        if self.packing == "none" and self.max_segments is not None:
+            raise ValueError("data.max_segments: data.packing=none has one example in a row; take one away")
+        if self.rewritten_turns == "refuse" and self.train_on in ("all", "generation"):
+            raise ValueError(
+                f"data.rewritten_turns=refuse: data.train_on={self.train_on} learns what the template writes; "
+                "take one away"
             )
         return self
 

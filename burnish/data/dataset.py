@@ -54,17 +54,19 @@ def load_dataset(source: Source, eval_source: Source | None, tokenizer: "Tokeniz
     """Encodes what is given; of a stream only what it is evaluated on.
 
     Without an evaluation source, `config.holdout` of each source's rows are held out; `held_out` is empty when there is
-    no source for it and `holdout` is 0, or rows are streamed.
+    no source for it and `holdout` is 0.
 
     Raises:
         InputError: rows that cannot be read, none that are left, or rows to be held out of a stream.
     """
     parts = sources_of(source, config)
     holdout = config.holdout if eval_source is None else 0.0
-    if config.streaming and holdout:
-        if "holdout" in config.model_fields_set:
-            raise InputError("data.holdout: a stream is read once; give data.eval_path, or set data.holdout=0")
+    if config.streaming and "holdout" not in config.model_fields_set:
         holdout = 0.0
+    if config.streaming and holdout:
+        raise InputError("data.holdout: a stream is read once; give data.eval_path, or set data.holdout=0")
+    if len(parts) < 2 and config.temperature is not None:
+        raise InputError("data.temperature mixes several sources, and there is one; take it away")
     sides = [] if config.streaming else [_load(part, tokenizer, config, holdout) for part in parts]
     train = join_sources([side["train"] for side in sides]) if sides else None
     if eval_source is None:
@@ -91,6 +93,8 @@ def _load(part: Part, tokenizer: "Tokenizer", config: DataConfig, holdout: float
         return make()
     key = {
         "rows": part.file.fingerprint(),
+        # Notes on rows that are dropped name their file.
+        "place": part.place if config.bad_rows == "drop" else None,
         "form": part.form.model_dump(include={"format", "columns"}),
         "tokenizer": tokenizer.fingerprint,
         "options": config.encoding(),

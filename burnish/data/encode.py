@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from burnish.data.config import DataConfig
+from burnish.data.fit import fit_tokenizer
 from burnish.data.records import Record, TextRecord, TokensRecord
 from burnish.data.turns import Rendered, TurnFinder
 from burnish.errors import InputError
@@ -38,14 +39,14 @@ class Encoder:
 
     Args:
         tokenizer: tokenises and renders.
-        config: what is learned, and the system message; lengths are not its affair.
+        config: the chat template, what is learned, and the system message; lengths are not its affair.
     """
 
     def __init__(self, tokenizer: "Tokenizer", config: DataConfig) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer = fit_tokenizer(tokenizer, config)
         self._config = config
-        self._turns = TurnFinder(tokenizer, config)
-        self._ids_of = lru_cache(1024)(tokenizer.encode)
+        self._turns = TurnFinder(self.tokenizer, config)
+        self._ids_of = lru_cache(1024)(self.tokenizer.encode)
 
     def encode(self, record: Record) -> list[Tokens]:
         """A record's tokens, uncut: one example; several where the template rewrites turns; none if nothing is learned.

@@ -51,6 +51,7 @@ class EncodeCounts:
     truncated: int = 0  # of those kept
     split: int = 0  # of those kept, too long for one example
     split_turns: int = 0  # of those kept, whose template rewrites turns
+    special_in_text: int = 0  # of those kept, whose text spells a special token, which then is one
     dropped_too_long: int = 0
     dropped_no_target: int = 0  # nothing to learn in it, or cutting took that away
     dropped_few_trained: int = 0

@@ -66,6 +66,8 @@ def findings(survey: Survey, tokenizer: "Tokenizer", most: int) -> list[Finding]
     kinds.append(_finding("duplicates", "rows that are there before, word for word", _duplicates(rows), most))
     kinds.append(_finding("contradictions", "rows whose prompt has another answer elsewhere", _disagreeing(rows), most))
     kinds.append(_near_empty(survey, tokenizer, most))
+    spelt = [_Hit(row, "a special token is spelt in the text") for row in rows if row.counts.special_in_text]
+    kinds.append(_finding("special_tokens", "rows whose text spells special tokens, which they become", spelt, most))
     kinds += _odd(rows, most)
     return [found for found in kinds if found.cases or found.count]
 
@@ -110,7 +112,7 @@ def _longest(rows: list[SeenRow], most: int) -> Finding:
     median = float(np.median([row.length for row in rows])) if rows else 0.0
     over = sum(row.length > LONG * median for row in rows)
     shown = _finding("longest", "", [_Hit(row, f"{row.length} tokens") for row in rows], most)
-    title = f"rows over {LONG} times the median of {median:g} tokens before cutting, longest first"
+    title = f"the longest rows; of over {LONG} times the median of {median:g} tokens before cutting there are"
     return replace(shown, title=title, count=over)
 
 
@@ -121,7 +123,7 @@ def _least_trained(rows: list[SeenRow], most: int) -> Finding:
     hardly = sum(share < HARDLY_TRAINED for share in shares.values())
     said = [_Hit(row, f"{row.counts.trained_tokens} of {row.counts.tokens} tokens trained") for row in kept]
     shown = _finding("least_trained", "", said, most)
-    title = f"rows with under {HARDLY_TRAINED:.0%} of their tokens trained, least first"
+    title = f"the least trained rows; with under {HARDLY_TRAINED:.0%} of their tokens trained there are"
     return replace(shown, title=title, count=hardly)
 
 

@@ -1,6 +1,7 @@
 """Fits the data section to what a model can take."""
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.data.config import DataConfig
 from burnish.data.named_templates import template_text, use_template
@@ -16,9 +17,12 @@ def fit_data(config: Config, *, context: int | None, packing: bool) -> Config:
     """The config for a model with a context of so many tokens (None: no bound known) that takes packed rows or not.
 
     `max_length` that nobody set is cut to the context; a template's file is replaced by its text, so that the config
-    says all. Raises InputError when a `max_length` that was set is longer than the context, or there is no such file.
+    says all; a stream has nothing held out where nobody asked for it. Raises InputError when a `max_length` that was
+    set is longer than the context, or there is no such file.
     """
     changes: dict[str, object] = {}
+    if config.streaming and "holdout" not in config.model_fields_set:
+        changes["holdout"] = 0.0
     if config.packing != "none" and not packing:
         changes["packing"] = "none"
     if config.chat_template is not None:
@@ -35,5 +39,14 @@ def fit_data(config: Config, *, context: int | None, packing: bool) -> Config:
 
 
 def fit_tokenizer(tokenizer: "Tokenizer", config: DataConfig) -> "Tokenizer":
-    """The tokenizer with the chat template that the config names, if it names one."""
-    return tokenizer if config.chat_template is None else use_template(tokenizer, config.chat_template)
+    """The tokenizer with the chat template that the config names, if it names one, and the values of its variables."""
+    if config.chat_template is not None:
+        tokenizer = use_template(tokenizer, config.chat_template)
+    return tokenizer.with_template_variables(config.template_variables)
+
+
+def with_recipe_template(tokenizer: "Tokenizer", recipe: Mapping[str, Any]) -> "Tokenizer":
+    """The same for the recipe of a run as it was written, which other versions may have done."""
+    data = recipe.get("data") or {}
+    known = {name: data[name] for name in ("chat_template", "template_variables") if data.get(name)}
+    return fit_tokenizer(tokenizer, DataConfig(**known))

@@ -85,7 +85,7 @@ def use_template(tokenizer: "Tokenizer", spec: str) -> "Tokenizer":
     """
     spec = template_text(spec)
     if "{" in spec:
-        return tokenizer.with_chat_template(spec)
+        return tokenizer.with_chat_template(spec, "data.chat_template")
     if spec not in NAMED:
         near = difflib.get_close_matches(spec.lower(), NAMED, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -94,7 +94,7 @@ def use_template(tokenizer: "Tokenizer", spec: str) -> "Tokenizer":
         )
     template = NAMED[spec]
     _check_tokens(tokenizer, template)
-    return tokenizer.with_chat_template(template.source)
+    return tokenizer.with_chat_template(template.source, template.name)
 
 
 def template_text(spec: str) -> str:
@@ -115,8 +115,8 @@ def _read(path: str) -> str:
         raise InputError(
             f"chat template {path}: cannot be read ({reason}); give a .jinja file, or one of {', '.join(NAMED)}"
         ) from error
-    if not source.strip():
-        raise InputError(f"chat template {path}: the file is empty; write a Jinja template into it")
+    if "{{" not in source and "{%" not in source:
+        raise InputError(f"chat template {path}: there is no Jinja template in it; write one that reads `messages`")
     return ChatTemplate(source, path).source
 
 
@@ -127,7 +127,7 @@ def _check_tokens(tokenizer: "Tokenizer", template: NamedTemplate) -> None:
         raise InputError(
             f"chat template {template.name} writes {', '.join(missing)}, which {tokenizer.name} does not have as "
             f"{'a single token' if len(missing) == 1 else 'single tokens'}; "
-            f"add {them}: vocabulary.add_tokens={json.dumps(missing)}"
+            f"add {them}: vocabulary.add_tokens={json.dumps(missing)} (in Python: model.add_tokens)"
         )
     if template.end is None and tokenizer.eos_id is None:
         raise InputError(

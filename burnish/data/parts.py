@@ -6,11 +6,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from burnish.data.config import DataConfig, RowFormat, SourceConfig
 from burnish.data.formats import check_format
 from burnish.data.records import Record
 from burnish.data.rows import NumberedRow
 from burnish.data.sources import RowSource
+from burnish.data.values import keys_found, kind
 from burnish.errors import InputError
 
 Source = str | Path | Iterable[Mapping[str, Any]] | Sequence[Record] | Sequence[SourceConfig]
@@ -48,8 +51,9 @@ class Part:
         for number in range(start, len(self.given)):
             row = self.given[number]
             place = f"data[{number}]"
-            bad = InputError(f"{place}: expected a mapping, found {type(row).__name__}; give messages or prompts")
-            yield number, place, row if isinstance(row, Mapping) else bad
+            mend = "files are given as [SourceConfig(path=...), ...]" if isinstance(row, str | Path) else "give rows"
+            bad = InputError(f"{place}: expected a mapping, found {kind(row)}; {mend}")
+            yield number, place, _without_numpy(row) if isinstance(row, Mapping) else bad
 
 
 def sources_of(source: Source, config: DataConfig) -> list[Part]:
@@ -59,6 +63,12 @@ def sources_of(source: Source, config: DataConfig) -> list[Part]:
     if isinstance(source, str | Path):
         file = RowSource(source)
         return [Part(file.name, form, file=file)]
+    if isinstance(source, SourceConfig):
+        source = [source]
+    if isinstance(source, Mapping):
+        raise InputError(f"data: a mapping of {keys_found(source)}; give one of its splits, or a list of rows")
+    if not isinstance(source, Iterable):
+        raise InputError(f"data: found {kind(source)}; give a file, rows, or several SourceConfig")
     given = list(source)
     configs = [each for each in given if isinstance(each, SourceConfig)]
     if configs and len(configs) == len(given):
@@ -75,6 +85,15 @@ def _configured(source: SourceConfig, form: RowFormat) -> Part:
     own = form.model_copy(update=said)
     check_format(own)
     return Part(source.name or file.name, own, source.weight, file=file)
+
+
+def _without_numpy(value: Any) -> Any:
+    """A row as JSON has it: arrays as lists, scalars as numbers."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _without_numpy(item) for key, item in value.items()}
+    return [_without_numpy(item) for item in value] if isinstance(value, list) else value
 
 
 def absolute(spec: str | Path) -> str:

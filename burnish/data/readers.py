@@ -197,11 +197,16 @@ def _after_space(text: str, position: int) -> int:
     return match.end() if match else position
 
 
+_ROW_KEYS = {"messages", "conversations", "chosen", "prompt", "instruction", "question", "text", "input_ids"}
+
+
 def _rows_inside(value: Any, name: str) -> list[Any]:
     """The one list of objects in an object, as {"data": [...]}; else the object is a row, as a conversation is.
 
-    A list of turns is known by their keys, and does not count.
+    A list of turns is known by their keys, and does not count; nor does anything in an object that is a row itself.
     """
+    if isinstance(value, dict) and value.keys() & _ROW_KEYS:
+        return [value]
     lists = {key: item for key, item in value.items() if _is_rows(item)} if isinstance(value, dict) else {}
     if not lists or any(turn.keys() & {"role", "from"} for item in lists.values() for turn in item):
         return [value]

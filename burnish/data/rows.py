@@ -1,5 +1,6 @@
 """Rows -> examples, each row counted: what becomes of it is one of the numbers of `EncodeCounts`."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from burnish.data.cut import cut
 from burnish.data.encode import Encoder
 from burnish.data.examples import MOST_NOTES, EncodeCounts, Encoded, Examples
 from burnish.data.formats import DroppedRow, read_row
-from burnish.data.records import Record, TextRecord
+from burnish.data.records import ChatRecord, Record, TextRecord
 from burnish.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,9 +30,12 @@ class RowEncoder:
     def __init__(self, tokenizer: "Tokenizer", config: DataConfig, form: RowFormat) -> None:
         self._encoder = Encoder(tokenizer, config)
         # Some call the opening of a turn their BOS (SmolLM2): that is none which every text begins with.
+        tokenizer = self._encoder.tokenizer
         begins = tokenizer.adds_bos or "bos_token" in (tokenizer.chat_template or "")
         self._bos_id = tokenizer.bos_id if begins else None
         self._config, self._form = config, form
+        special = [tokenizer.backend.id_to_token(id) or "" for id in tokenizer.special_ids]
+        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
 
     def records(self, rows: Iterable[NumberedRow], counts: EncodeCounts) -> Iterator[Record]:
         """The records of rows; those that are none are counted in `counts`."""
@@ -74,6 +78,7 @@ class RowEncoder:
         counts.examples += len(kept)
         counts.dropped_pieces += len(pieces) - len(kept) + cuts.count([])
         counts.split_turns += len(wholes) > 1
+        counts.special_in_text += any(self._special.search(text) for text in texts_of(record))
         if len(pieces) > len(wholes):
             counts.split += 1
         elif any(made and len(made[0].ids) < len(whole.ids) for made, whole in zip(cuts, wholes, strict=True)):
@@ -100,8 +105,15 @@ class RowEncoder:
         if self._config.bad_rows == "refuse":
             raise error
         counts.dropped_unreadable += 1
-        if len(counts.notes) < MOST_NOTES:
+        if len(counts.notes) < MOST_NOTES and str(error) not in counts.notes:  # a stream comes by again
             counts.notes.append(str(error))
+
+
+def texts_of(record: Record) -> list[str]:
+    """The texts of a record that a template, or nothing, stands around."""
+    if isinstance(record, ChatRecord):
+        return [message["content"] for message in record.messages]
+    return [record.prompt, record.completion] if isinstance(record, TextRecord) and not record.raw else []
 
 
 def nothing_left(counts: EncodeCounts, config: DataConfig) -> str:
@@ -117,7 +129,7 @@ def nothing_left(counts: EncodeCounts, config: DataConfig) -> str:
     }
     said = ", ".join(f"{number} {reason}" for reason, number in reasons.items() if number)
     first = f"; the first: {counts.notes[0]}" if counts.notes else ""
-    return (
-        f"all {counts.rows} rows were dropped at data.max_length={config.max_length} ({said}); "
-        f"raise data.max_length, set data.truncate=keep_end, or look at the rows with `burnish inspect`{first}"
-    )
+    mend = "look at them with `burnish inspect`"
+    if counts.dropped_too_long:
+        mend = "raise data.max_length, set data.truncate=keep_end, or " + mend
+    return f"all {counts.rows} rows were dropped at data.max_length={config.max_length} ({said}); {mend}{first}"

@@ -133,6 +133,8 @@ def _find(spec: str) -> tuple[str, tuple[Path, ...]]:
     path = Path(spec)
     if stat.S_ISDIR(mode):
         return path.resolve().name, _in_folder(path)
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: no file that can be read twice; write the rows to a plain file")
     if not _kind(path):
         raise InputError(f"{path}: cannot tell its format by its name; {_SUPPORTED}")
     return _stem(path), (path,)

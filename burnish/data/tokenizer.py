@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burnish.data import tokenizer_files as files
+from burnish.data.chat import ChatTemplate, default_variables
 from burnish.data.words import Words
 from burnish.errors import InputError
 
 if TYPE_CHECKING:
     import tokenizers
-
-    from burnish.data.chat import ChatTemplate
 
 
 class Tokenizer:
@@ -69,6 +68,7 @@ class Tokenizer:
         self.chat_templates = dict(chat_templates or {})
         self.model_max_length = model_max_length
         self.name = name
+        self.template_name = f"of {name}"
         self._more_stop_ids = tuple(stop_ids)
 
         self.vocab_size: int = backend.get_vocab_size()
@@ -140,17 +140,39 @@ class Tokenizer:
         """Text of the default chat template; None where the model has none."""
         return self.chat_templates.get("default")
 
-    def with_chat_template(self, source: str) -> "Tokenizer":
-        """The same tokenizer with another chat template.
+    def with_chat_template(self, source: str, name: str | None = None) -> "Tokenizer":
+        """The same tokenizer with another chat template, which errors call `name`.
 
         Raises:
           InputError: the text is not a valid template.
         """
+        other = self._with_templates({"default": source})
+        other.template_name = name or self.template_name
+        other._template(with_tools=False)
+        return other
+
+    def with_template_variables(self, variables: Mapping[str, Any]) -> "Tokenizer":
+        """The same tokenizer, whose chat templates find these variables set where a caller does not set them.
+
+        They are written into the templates, and so go wherever those go.
+
+        Raises:
+          InputError: there is no template, or a value cannot be written in one.
+        """
+        if not variables:
+            return self
+        if not self.chat_templates:
+            raise InputError(f"data.template_variables are set, but {self.name} has no chat template; take them away")
+        head = default_variables(variables)
+        return self._with_templates(
+            {name: text if text.startswith(head) else head + text for name, text in self.chat_templates.items()}
+        )
+
+    def _with_templates(self, templates: dict[str, str]) -> "Tokenizer":
         other = copy.copy(self)
-        other.chat_templates = {"default": source}
+        other.chat_templates = templates
         for cached in ("stop_ids", "_compiled", "fingerprint"):
             other.__dict__.pop(cached, None)
-        other._template(with_tools=False)
         return other
 
     def render(
@@ -186,12 +208,10 @@ class Tokenizer:
         return template.render_marked(messages, tools, {**self.special_tokens, **variables})
 
     @functools.cached_property
-    def _compiled(self) -> dict[str, "ChatTemplate"]:
+    def _compiled(self) -> dict[str, ChatTemplate]:
         return {}
 
-    def _template(self, with_tools: bool) -> "ChatTemplate":
-        from burnish.data.chat import ChatTemplate
-
+    def _template(self, with_tools: bool) -> ChatTemplate:
         name = "tool_use" if with_tools and "tool_use" in self.chat_templates else "default"
         if name not in self.chat_templates:
             others = f" (only ones named {', '.join(sorted(self.chat_templates))})" if self.chat_templates else ""
@@ -200,7 +220,7 @@ class Tokenizer:
                 "take its instruction-tuned sibling, or put a chat_template.jinja beside its tokenizer.json"
             )
         if name not in self._compiled:
-            self._compiled[name] = ChatTemplate(self.chat_templates[name], self.name)
+            self._compiled[name] = ChatTemplate(self.chat_templates[name], self.template_name)
         return self._compiled[name]
 
     @functools.cached_property

@@ -13,10 +13,11 @@ a conversation shows is not what was generated then: each of its turns becomes a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from burnish.data.chat import REASONING_KEYS
 from burnish.data.config import DataConfig
 from burnish.data.records import ChatRecord
 from burnish.errors import InputError
@@ -50,7 +51,7 @@ class TurnFinder:
 
     Args:
         tokenizer: renders.
-        config: `train_on`, `system`, `template_variables` and `rewritten_turns` are read.
+        config: `train_on`, `system` and `rewritten_turns` are read.
 
     Raises:
         InputError: a system message, but no chat template to put it in.
@@ -58,6 +59,7 @@ class TurnFinder:
 
     tokenizer: "Tokenizer"
     config: DataConfig
+    _written: dict[str, bool] = field(default_factory=dict, init=False)  # what the template has a place for
 
     def __post_init__(self) -> None:
         if self.config.system is not None and self.tokenizer.chat_template is None:
@@ -73,6 +75,7 @@ class TurnFinder:
         if self.tokenizer.chat_template is None:
             raise InputError("a conversation, but the model has no chat template; set data.chat_template")
         chat = self._with_system(chat)
+        self._check_nothing_is_left_out(chat)
         if self.config.train_on == "generation":
             return self._marked(chat)
         if self.config.train_on == "all":
@@ -98,6 +101,42 @@ class TurnFinder:
             first_trained=chat.first_trained + 1,
             weights=(None, *chat.weights) if chat.weights else (),
         )
+
+    def _check_nothing_is_left_out(self, chat: ChatRecord) -> None:
+        """InputError for what the conversation has and the template has no place for."""
+        has = {
+            "a system message": any(message["role"] == "system" for message in chat.messages),
+            "tools": bool(chat.tools),
+            "tool calls": any(message.get("tool_calls") for message in chat.messages),
+            "reasoning": any(key in message for message in chat.messages for key in REASONING_KEYS),
+        }
+        for what, there in has.items():
+            if there and not self._writes(what):
+                raise InputError(
+                    f"{what}, which the chat template leaves out; take it off the row, or use a template with a place "
+                    "for it (data.chat_template)"
+                )
+
+    def _writes(self, what: str) -> bool:
+        """Whether the template writes such a thing; one that refuses it says so by itself."""
+        if what not in self._written:
+            mark = "burnishprobe"
+            asked, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
+            call = {"type": "function", "function": {"name": mark, "arguments": {}}}
+            schema = {"name": mark, "description": "It", "parameters": {"type": "object", "properties": {}}}
+            tools = [{"type": "function", "function": schema}]
+            probes: dict[str, tuple[list[dict[str, Any]], list[Any] | None]] = {
+                "a system message": ([{"role": "system", "content": mark}, asked, answer], None),
+                "tools": ([asked, answer], tools),
+                "tool calls": ([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], None),
+                "reasoning": ([asked, {**answer, "reasoning_content": mark}], None),
+            }
+            messages, given = probes[what]
+            try:
+                self._written[what] = mark in self.tokenizer.render(messages, tools=given)
+            except InputError:
+                self._written[what] = True
+        return self._written[what]
 
     # ---- which turns
 
@@ -207,7 +246,7 @@ class TurnFinder:
         return len(piece)
 
     def _marked(self, chat: ChatRecord) -> list[Rendered]:
-        text, marks = self.tokenizer.render_marked(chat.messages, chat.tools, **self.config.template_variables)
+        text, marks = self.tokenizer.render_marked(chat.messages, chat.tools)
         weights = [1.0] * len(marks)
         _check_flags(chat)
         if chat.first_trained or any(weight is not None for weight in chat.weights):
@@ -230,12 +269,10 @@ class TurnFinder:
 
     def _template(self, chat: ChatRecord, end: int, add_generation_prompt: bool = False) -> str:
         """The messages before number `end`."""
-        return self.tokenizer.render(
-            chat.messages[:end], add_generation_prompt, chat.tools, **self.config.template_variables
-        )
+        return self.tokenizer.render(chat.messages[:end], add_generation_prompt, chat.tools)
 
     def _probe(self, messages: list[dict[str, str]]) -> str:
-        return self.tokenizer.render(messages, **self.config.template_variables)
+        return self.tokenizer.render(messages)
 
 
 def _check_flags(chat: ChatRecord) -> None:

@@ -22,7 +22,7 @@ _KINDS = {
 
 def kind(value: Any) -> str:
     """The JSON name of a value's type, as a user would call it."""
-    return "an empty list" if value == [] else _KINDS.get(type(value), type(value).__name__)
+    return "an empty list" if isinstance(value, list) and not value else _KINDS.get(type(value), type(value).__name__)
 
 
 def shown(value: Any) -> str:

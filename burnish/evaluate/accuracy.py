@@ -61,12 +61,17 @@ def task_accuracy(
     task: Task,
     problems: Sequence[Problem],
     *,
+    system: str | None = None,
     max_tokens: int = 64,
     batch_size: int = 32,
     on_progress: Callable[[int], None] | None = None,
 ) -> Accuracy:
-    """Asks every problem once, greedily, and grades the replies. `on_progress` is told how many are answered."""
-    prompts = [[{"role": "user", "content": task.prompt(problem)}] for problem in problems]
+    """Asks every problem once, greedily, and grades the replies. `on_progress` is told how many are answered.
+
+    system: the message before each, as `data.system` puts one before what is trained on.
+    """
+    before = [] if system is None else [{"role": "system", "content": system}]
+    prompts = [[*before, {"role": "user", "content": task.prompt(problem)}] for problem in problems]
     sampling = SamplingConfig(max_tokens=max_tokens, temperature=0.0)
     sampler = Sampler(model)
     answered: list[Answered] = []

@@ -56,6 +56,7 @@ class Loop:
     callbacks: Sequence[Callback] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
+    data_ended: bool = False
     _clock: float = 0.0
 
     def run(self) -> None:
@@ -68,7 +69,7 @@ class Loop:
             began = time.perf_counter()
             batch = next(self.batches, None)
             if batch is None:
-                self.total = self.done
+                self.data_ended, self.total = True, self.done
                 break
             known = {"data_seconds": round(time.perf_counter() - began, 4), **self._known(batch)}
             self.state, metrics = self.step(self.state, batch)

@@ -10,7 +10,7 @@ import jax
 from burnish.adapt.config import LoraConfig
 from burnish.adapt.vocabulary import VocabularyConfig
 from burnish.config import build_config
-from burnish.data.named_templates import use_template
+from burnish.data.fit import with_recipe_template
 from burnish.errors import InputError
 from burnish.models.parts import choose_trained, only_adapters, take_apart
 from burnish.models.paths import write
@@ -34,9 +34,7 @@ def load_run(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Model
     model = load(recipe["model"], dtype=dtype)
     vocabulary = build_config(VocabularyConfig, recipe.get("vocabulary") or {}, place=f"{path / CONFIG}: vocabulary")
     model.add_tokens(vocabulary.add_tokens, pad_to_multiple_of=vocabulary.pad_to_multiple_of)
-    template = (recipe.get("data") or {}).get("chat_template")
-    if template is not None:
-        model.tokenizer = use_template(model.require_tokenizer(), template)
+    model.tokenizer = with_recipe_template(model.require_tokenizer(), recipe)
     adapter = build_config(LoraConfig, recipe.get("adapter") or {"kind": "none"}, place=f"{path / CONFIG}: adapter")
     model.prepare(adapter)
     selectors = build_config(TrainConfig, recipe.get("train") or {}, place=f"{path / CONFIG}: train").trainable

@@ -56,7 +56,8 @@ FULL_LR, ADAPTER_LR = 1e-5, 2e-4
 class TrainResult:
     """What a run came to: steps made, the last step's metrics, the last evaluation, wall time, and its directory.
 
-    rows: what became of the rows that were read; source_rows: the same for each of several sources.
+    data_ended: a stream ended before the steps did. rows: what became of the rows that were read; source_rows: the
+    same for each of several sources.
     """
 
     steps: int
@@ -64,6 +65,7 @@ class TrainResult:
     evaluation: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     out: Path | None = None
+    data_ended: bool = False
     rows: EncodeCounts = field(default_factory=EncodeCounts)
     source_rows: Mapping[str, EncodeCounts] = field(default_factory=dict)
 
@@ -232,6 +234,7 @@ class Trainer:
             loop.evaluation,
             seconds,
             self.out,
+            data_ended=loop.data_ended,
             rows=batches.counts,
             source_rows=named(batches.source_counts),
         )

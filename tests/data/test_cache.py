@@ -1,7 +1,6 @@
 import json
 import os
 import threading
-from datetime import date
 
 import numpy as np
 import pytest
@@ -101,7 +100,7 @@ DECIDES = {
     "format": "prompt_completion",
     "columns": {"prompt": "completion", "completion": "prompt"},
     "chat_template": "chatml",
-    "template_variables": {"day": date(2026, 1, 1), "thinking": True},
+    "template_variables": {"day": "2026-01-01", "thinking": True},
     "system": "Be brief.",
     "train_on": "all",
     "rewritten_turns": "refuse",
@@ -130,13 +129,14 @@ def test_every_option_is_in_one_of_the_lists():
 @pytest.mark.parametrize("name", [*DECIDES, *DOES_NOT])
 def test_an_option_that_decides_the_tokens_is_in_the_key(file, bpe_tokenizer, encoded, name):
     before = {"truncate": "split"} if name == "overlap" else {}
-    load_dataset(file, None, bpe_tokenizer, DataConfig(max_length=64, **before))
+    source = [SourceConfig(path=str(file)), SourceConfig(path=str(file), name="again")]
+    load_dataset(source, None, bpe_tokenizer, DataConfig(max_length=64, **before))
     encoded.clear()
     changed = DataConfig(**{"max_length": 64, **before, name: {**DECIDES, **DOES_NOT}[name]})
-    load_dataset(file, None, bpe_tokenizer, changed)
+    load_dataset(source, None, bpe_tokenizer, changed)
     assert bool(encoded) == (name in DECIDES)
     encoded.clear()
-    load_dataset(file, None, bpe_tokenizer, changed)
+    load_dataset(source, None, bpe_tokenizer, changed)
     assert not encoded
 
 

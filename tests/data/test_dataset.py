@@ -212,7 +212,7 @@ def test_errors_name_the_source(tmp_path, sources, bpe_tokenizer):
     fails(lines(ROWS), r"all 36 rows were dropped .*36 too long", truncate="drop", max_length=10)
     with pytest.raises(InputError, match="data holds no records"):
         load_dataset([], None, bpe_tokenizer, CONFIG)
-    with pytest.raises(InputError, match=r"data\[1\]: expected a mapping, found str"):
+    with pytest.raises(InputError, match=r"data\[1\]: expected a mapping, found a string; files are given as"):
         load_dataset([ROWS[0], "text"], None, bpe_tokenizer, CONFIG)
 
 

@@ -459,13 +459,13 @@ def render(source: str, messages=USER, **arguments) -> str:
 )
 def test_the_sandbox_holds(source):
     messages = [{"role": "user", "content": "Hi"}]
-    with pytest.raises(InputError, match="chat template of here did not take the conversation"):
+    with pytest.raises(InputError, match="chat template here did not take the conversation"):
         render(source, messages)
     assert messages == USER
 
 
 def test_faults_of_a_template_are_one_line():
-    with pytest.raises(InputError, match=r"chat template of here, line 2: .*; mend it"):
+    with pytest.raises(InputError, match=r"chat template here, line 2: .*; mend it"):
         ChatTemplate("\n{% for %}", "here")
     for source, words in [
         ("{{ raise_exception('Only user\n and assistant!') }}", "Only user and assistant!"),

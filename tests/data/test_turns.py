@@ -7,6 +7,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from burnish.data.config import DataConfig
+from burnish.data.fit import fit_tokenizer
 from burnish.data.records import ChatRecord
 from burnish.data.tokenizer import Tokenizer
 from burnish.data.turns import TurnFinder
@@ -30,7 +31,8 @@ MARKED = (
 
 def find(tokenizer: Tokenizer, template: str, messages=TALK, weights=(), first=0, tools=None, **options) -> list[tuple]:
     """(text, [(what is learned, weight), ...], whether it is terminated) of each text."""
-    finder = TurnFinder(tokenizer.with_chat_template(template), DataConfig(**options))
+    config = DataConfig(**options)
+    finder = TurnFinder(fit_tokenizer(tokenizer.with_chat_template(template), config), config)
     texts = finder.render(ChatRecord(0, "", tuple(messages), first, tools, weights))
     return [(r.text, [(r.text[a:b], weight) for a, b, weight in r.spans], r.terminated) for r in texts]
 
