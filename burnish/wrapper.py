@@ -93,6 +93,7 @@ class ModelWrapper:
         self.origin = origin or Origin(source=type(module).__name__)
         self.adapter: LoraConfig | None = None  # of the adapters put on since loading, as resolved
         self.vocabulary = VocabularyConfig()  # of the tokens added since loading
+        self._base_of_merged: str | None = None
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array | None = None, segment_ids: jax.Array | None = None
@@ -206,9 +207,11 @@ class ModelWrapper:
 
     def merge_lora(self) -> Merged:
         """Adds the adapters into the kernels; what it returns undoes it (`unmerge_lora`)."""
-        self.adapter = None
+        self.adapter, self._base_of_merged = None, self.origin.first
+        self.origin = replace(self.origin, first="")  # no file holds what new adapters would be relative to
         return merge_lora(self.decoder)
 
     def unmerge_lora(self, merged: Merged) -> None:
         """Puts back what `merge_lora` replaced, bit for bit."""
         unmerge_lora(self.decoder, merged)
+        self.origin = replace(self.origin, first=self._base_of_merged)

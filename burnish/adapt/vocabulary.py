@@ -61,7 +61,7 @@ def learn_tokens(tokenizer: "Tokenizer", tokens: Sequence[str]) -> tuple["Tokeni
     from burnish.data.tokenizer import Tokenizer
     from burnish.data.tokenizer_files import make_special
 
-    new = [token for token in tokens if not _is_one(tokenizer, token)]
+    new = [token for token in tokens if not tokenizer.has_token(token)]
     for token in new:
         id = tokenizer.backend.token_to_id(token)
         written = token if id is None else tokenizer.decode([id], skip_special=False)
@@ -80,12 +80,6 @@ def learn_tokens(tokenizer: "Tokenizer", tokens: Sequence[str]) -> tuple["Tokeni
         name=tokenizer.name,
     )
     return learned, new
-
-
-def _is_one(tokenizer: "Tokenizer", token: str) -> bool:
-    """Whether a text is one token, and not the one that stands for whatever is unknown."""
-    ids = tokenizer.encode(token)
-    return len(ids) == 1 and tokenizer.decode(ids, skip_special=False) == token
 
 
 def grow_vocabulary(decoder: Decoder, known: Sequence[int], fresh: Sequence[int], multiple: int | None) -> None:

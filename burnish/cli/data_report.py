@@ -224,6 +224,7 @@ def as_json_object(report: Report) -> dict[str, Any]:
         "data": report.data,
         "rows_looked_at": seen.limited,
         **vars(seen.total),
+        "examples_made": seen.total.examples,
         "remarks": report.notes,
         "sources": [{"name": name, **vars(counts)} for name, counts in zip(seen.names, seen.counts, strict=True)],
         "trained_share": seen.trained_share,

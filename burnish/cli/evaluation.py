@@ -11,6 +11,7 @@ from burnish.errors import InputError
 from burnish.evaluate.accuracy import task_accuracy
 from burnish.evaluate.perplexity import perplexity
 from burnish.loading import load
+from burnish.wrapper import ModelWrapper
 
 
 def evaluate_model(words: Sequence[str], options: dict[str, Any], as_json: bool) -> None:
@@ -26,8 +27,14 @@ def evaluate_model(words: Sequence[str], options: dict[str, Any], as_json: bool)
         print(json.dumps({"model": recipe.model, **answer}))
 
 
-def _perplexity(recipe: Recipe, as_json: bool) -> dict[str, Any]:
+def _load(recipe: Recipe) -> ModelWrapper:
     model = load(str(recipe.model), dtype=recipe.dtype)
+    model.add_tokens(recipe.vocabulary.add_tokens, pad_to_multiple_of=recipe.vocabulary.pad_to_multiple_of)
+    return model
+
+
+def _perplexity(recipe: Recipe, as_json: bool) -> dict[str, Any]:
+    model = _load(recipe)
     assert recipe.data.source is not None
     found = perplexity(model, recipe.data.source, recipe.data)
     if not as_json:
@@ -37,13 +44,14 @@ def _perplexity(recipe: Recipe, as_json: bool) -> dict[str, Any]:
             f"perplexity {found.perplexity:.4f} (mean -log p {found.nll:.6f} over {count(found.tokens)} tokens)"
         )
     found_json = {"perplexity": found.perplexity, "nll": found.nll, "tokens": found.tokens}
-    return {"data": recipe.data.path, **found_json, "rows": vars(found.counts)}
+    named = recipe.data.path or [source.path for source in recipe.data.sources]
+    return {"data": named, **found_json, "rows": vars(found.counts)}
 
 
 def _accuracy(recipe: Recipe, as_json: bool) -> dict[str, Any]:
     task = Task(str(recipe.task.name), recipe.task)
     _, problems = task.train_and_heldout()
-    model = load(str(recipe.model), dtype=recipe.dtype)
+    model = _load(recipe)
     console = make_console(stderr=as_json)
     with progress_line(console, "scoring held-out problems", len(problems)) as advance:
         found = task_accuracy(

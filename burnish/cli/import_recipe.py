@@ -12,6 +12,7 @@ import yaml
 from burnish.cli.importing.axolotl import read_axolotl
 from burnish.cli.importing.keys import Draft, Keys
 from burnish.cli.importing.llama_factory import read_llama_factory
+from burnish.cli.importing.sources import weigh_streams
 from burnish.cli.recipe import Recipe
 from burnish.config import build_config
 from burnish.errors import InputError
@@ -57,6 +58,7 @@ def import_recipe(tree: Mapping[str, Any], folder: Path) -> Imported:
     kind, draft = _kind_of(tree), Draft()
     read = read_axolotl if kind == "axolotl" else read_llama_factory
     read(Keys(tree, draft), folder, draft)
+    weigh_streams(draft)
     build_config(Recipe, draft.recipe, place="the recipe that comes of it: ")
     return Imported(kind, draft.recipe, draft.translated, draft.unknown, draft.assumed)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from burnish.cli.recipe import Recipe, read_words, recipe_of_run
 from burnish.cli.report import Narrator, make_console, progress_line
 from burnish.data.dataset import Dataset, load_dataset
-from burnish.data.fit import fit_data, fit_tokenizer
+from burnish.data.fit import fit_data, fit_tokenizer, with_day
 from burnish.data.parts import Source, sources_of
 from burnish.data.tasks import Problem, Task
 from burnish.errors import InputError
@@ -74,6 +74,7 @@ def _train(recipe: Recipe, out: Path, *, resume: bool) -> None:
     model = load(name, dtype=recipe.dtype)
     model.add_tokens(recipe.vocabulary.add_tokens, pad_to_multiple_of=recipe.vocabulary.pad_to_multiple_of)
     data_config = fit_data(recipe.data, context=model.context, packing=model.features.packing)
+    data_config = with_day(data_config, fit_tokenizer(model.require_tokenizer(), data_config))
     recipe = recipe.model_copy(update={"data": data_config})
     model.tokenizer = fit_tokenizer(model.require_tokenizer(), data_config)
     data = load_dataset(source, eval_source, model.tokenizer, data_config)

@@ -1,5 +1,6 @@
 """The `data` section of a recipe."""
 
+import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -19,7 +20,7 @@ TrainOn = Literal["assistant", "completion", "last_turn", "all", "generation"]
 Packing = Literal["best_fit", "first_fit", "concat", "none"]
 
 _ENCODING = {
-    *("chat_template", "template_variables", "system", "train_on", "rewritten_turns", "bad_rows", "max_length"),
+    *("chat_template", "template_variables", "date", "system", "train_on", "rewritten_turns", "bad_rows", "max_length"),
     *("truncate", "overlap", "min_trained_tokens"),
 }
 
@@ -49,7 +50,11 @@ class SourceConfig(BaseModel):
     path: str = Field(description="File, folder, glob, or hf:ORG/NAME.")
     name: str | None = Field(None, min_length=1, description="What metrics call it; null: the file's name.")
     weight: float | None = Field(
-        None, gt=0, le=1e9, description="Its share of the examples, relative to the others'; null: by its size."
+        None,
+        gt=0,
+        le=1e9,
+        description="Its share of the examples (of a stream: of the rows read), relative to the others'; null: by its "
+        "size.",
     )
     format: FormatName | None = Field(None, description="Form of its rows; null: as data.format.")
     columns: dict[str, str] | None = Field(None, description="As data.columns; null: those.")
@@ -67,6 +72,9 @@ class DataConfig(RowFormat):
     )
     template_variables: dict[str, Any] = Field(
         default_factory=dict, description="Further variables of the chat template, as {enable_thinking: false}."
+    )
+    date: datetime.date | None = Field(
+        None, description="Today, to templates that write the date; null: the day a run begins, which it records."
     )
     system: str | None = Field(
         None, min_length=1, description="System message of conversations that have none of their own."

@@ -9,7 +9,6 @@ from burnish.data.cache import cached
 from burnish.data.config import DataConfig
 from burnish.data.examples import EncodeCounts, Examples, join_sources
 from burnish.data.parts import Part, Source, sources_of, unique_names
-from burnish.data.records import ChatRecord, TextRecord, TokensRecord
 from burnish.data.rows import RowEncoder
 from burnish.data.split import split_holdout
 from burnish.data.stream import StreamBatches
@@ -106,15 +105,11 @@ def _load(part: Part, tokenizer: "Tokenizer", config: DataConfig, holdout: float
 
 def _encode(part: Part, tokenizer: "Tokenizer", config: DataConfig, holdout: float) -> dict[str, Examples]:
     encoder, counts = RowEncoder(tokenizer, config, part.form), EncodeCounts()
-    if part.given and all(isinstance(each, ChatRecord | TextRecord | TokensRecord) for each in part.given):
-        records = list(part.given)
-    else:
-        records = list(encoder.records(part.rows(), counts))
+    records = list(encoder.records(part.rows(), counts))
     if not records and not counts.rows:
         raise InputError(f"{part.place} holds no records")
     kept, held = split_holdout(records, holdout, config.seed, part.place) if records else ([], [])
-    held_place = f"{part.place}, held-out rows"
     return {
         "train": encoder.encode_all(kept, counts, part.place),
-        "held_out": encoder.encode_all(held, EncodeCounts(), held_place) if held else Examples.of([]),
+        "held_out": encoder.examples(held, EncodeCounts()),
     }

@@ -1,5 +1,6 @@
 """Fits the data section to what a model can take."""
 
+import datetime
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,7 +43,15 @@ def fit_tokenizer(tokenizer: "Tokenizer", config: DataConfig) -> "Tokenizer":
     """The tokenizer with the chat template that the config names, if it names one, and the values of its variables."""
     if config.chat_template is not None:
         tokenizer = use_template(tokenizer, config.chat_template)
-    return tokenizer.with_template_variables(config.template_variables)
+    tokenizer = tokenizer.with_template_variables(config.template_variables)
+    return tokenizer if config.date is None else tokenizer.with_date(config.date)
+
+
+def with_day(config: Config, tokenizer: "Tokenizer") -> Config:
+    """The config, with today's date where the tokenizer's template writes one and the config has none."""
+    if config.date is not None or not tokenizer.writes_date:
+        return config
+    return config.model_copy(update={"date": datetime.date.today()})
 
 
 def with_recipe_template(tokenizer: "Tokenizer", recipe: Mapping[str, Any]) -> "Tokenizer":

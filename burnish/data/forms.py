@@ -63,7 +63,7 @@ def _preference(row: Row, index: int, place: str) -> Record:
 
 
 def _prompt_completion(row: Row, index: int, place: str) -> Record:
-    key = "completion" if "completion" in row else "response"
+    key = "response" if row.get("completion") is None and "response" in row else "completion"
     return _answer(row, index, place, row["prompt"], row[key], key)
 
 

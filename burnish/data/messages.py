@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from burnish.data.chat import REASONING_KEYS
 from burnish.data.records import ROLES, Message
 from burnish.data.values import as_list, as_text, keys_found, kind, parsed, shown, without_nulls
 from burnish.errors import InputError
 
 _FLAGS = frozenset({"train", "training", "weight"})
 _MOST_WEIGHT = 1e6
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 _SHAREGPT = {
     "human": "user",
     "user": "user",
@@ -125,7 +125,7 @@ def _message(value: Any, at: str) -> tuple[Message, float | None]:
         found = kind(content) if "content" in value else "nothing"
         raise InputError(f"{at}.content: must be a string, found {found}")
     message["content"] = content
-    for key in _REASONING:
+    for key in REASONING_KEYS:
         if key in message:
             as_text(message[key], f"{at}.{key}")
     return message, None if _FLAGS.isdisjoint(message) else _take_weight(message, at)

@@ -121,7 +121,7 @@ def _read(path: str) -> str:
 
 
 def _check_tokens(tokenizer: "Tokenizer", template: NamedTemplate) -> None:
-    missing = [token for token in template.tokens if not _is_one_token(tokenizer, token)]
+    missing = [token for token in template.tokens if not tokenizer.has_token(token)]
     if missing:
         them = "it" if len(missing) == 1 else "them"
         raise InputError(
@@ -134,9 +134,3 @@ def _check_tokens(tokenizer: "Tokenizer", template: NamedTemplate) -> None:
             f"chat template {template.name} ends a turn with the tokenizer's EOS, and {tokenizer.name} has none; "
             "set eos_token in its tokenizer_config.json, or take another template"
         )
-
-
-def _is_one_token(tokenizer: "Tokenizer", token: str) -> bool:
-    """Whether it is one in the midst of text. A word of the vocabulary may be, and yet be cut up between others."""
-    id = tokenizer.backend.token_to_id(token)
-    return id is not None and id in tokenizer.encode(f"a{token}a")

@@ -51,9 +51,15 @@ class Part:
         for number in range(start, len(self.given)):
             row = self.given[number]
             place = f"data[{number}]"
-            mend = "files are given as [SourceConfig(path=...), ...]" if isinstance(row, str | Path) else "give rows"
-            bad = InputError(f"{place}: expected a mapping, found {kind(row)}; {mend}")
-            yield number, place, _without_numpy(row) if isinstance(row, Mapping) else bad
+            if isinstance(row, Record):
+                yield number, row.place, row
+            elif isinstance(row, Mapping):
+                yield number, place, _without_numpy(row)
+            else:
+                mend = (
+                    "files are given as [SourceConfig(path=...), ...]" if isinstance(row, str | Path) else "give rows"
+                )
+                yield number, place, InputError(f"{place}: expected a mapping, found {kind(row)}; {mend}")
 
 
 def sources_of(source: Source, config: DataConfig) -> list[Part]:

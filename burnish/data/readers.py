@@ -18,7 +18,7 @@ from burnish.errors import InputError
 Row = Mapping[str, Any] | InputError
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """Rows that are read together, or passed over unread.
 
     Attributes:
@@ -30,14 +30,14 @@ class Part(NamedTuple):
     read: Callable[[], Iterable[tuple[str, Row]]]
 
 
-def json_lines(lines: Iterable[bytes], name: str) -> Iterator[Part]:
+def json_lines(lines: Iterable[bytes], name: str) -> Iterator[Chunk]:
     """A JSON object a line; blank lines are no rows. Lines end at newlines alone: U+2028 is part of a string."""
     for number, raw in enumerate(lines, start=1):
         if raw.strip():
-            yield Part(1, partial(_json_line, raw, name, number))
+            yield Chunk(1, partial(_json_line, raw, name, number))
 
 
-def json_file(stream: IO[bytes], name: str) -> Iterator[Part]:
+def json_file(stream: IO[bytes], name: str) -> Iterator[Chunk]:
     """A list of objects, an object with one list of objects in it, one object, or JSON lines under another name.
 
     Raises:
@@ -55,7 +55,7 @@ def json_file(stream: IO[bytes], name: str) -> Iterator[Part]:
         yield from _json_document(_decoded(b"".join(head) + stream.read(), name), name)
 
 
-def csv_rows(stream: IO[bytes], name: str, delimiter: str) -> Iterator[Part]:
+def csv_rows(stream: IO[bytes], name: str, delimiter: str) -> Iterator[Chunk]:
     """Rows under the names of the first line, all values strings. A row is called by the line it begins on.
 
     Raises:
@@ -76,7 +76,7 @@ def csv_rows(stream: IO[bytes], name: str, delimiter: str) -> Iterator[Part]:
             if header is None:
                 raise InputError(f"{place}: not a valid header ({error}); mend the line") from error
             problem = InputError(f"{place}: not valid CSV ({error}); double the quotes inside a quoted cell")
-            yield Part(1, partial(_one, place, problem))
+            yield Chunk(1, partial(_one, place, problem))
             continue
         if cells is None:
             return
@@ -85,7 +85,7 @@ def csv_rows(stream: IO[bytes], name: str, delimiter: str) -> Iterator[Part]:
         if header is None:
             header = _header(cells, place)
         else:
-            yield Part(1, partial(_csv_row, header, cells, place))
+            yield Chunk(1, partial(_csv_row, header, cells, place))
 
 
 # JSON
@@ -138,7 +138,7 @@ def _decoded(data: bytes, name: str) -> str:
         raise InputError(f"{name}, line {number}: not UTF-8 text; save the file as UTF-8") from error
 
 
-def _json_document(text: str, name: str) -> Iterator[Part]:
+def _json_document(text: str, name: str) -> Iterator[Chunk]:
     try:
         start = _after_space(text, 0)
         if text[start] == "[":
@@ -154,10 +154,10 @@ def _json_document(text: str, name: str) -> Iterator[Part]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name}: {_unreadable(error)}") from error
     for number, value in enumerate(values, start=1):
-        yield Part(1, partial(_one, f"{name}, item {number}", value))
+        yield Chunk(1, partial(_one, f"{name}, item {number}", value))
 
 
-def _list_items(text: str, position: int, name: str) -> Iterator[Part]:
+def _list_items(text: str, position: int, name: str) -> Iterator[Chunk]:
     """The values of a list that opens before `position`, one by one, so that an error can say which it is in.
 
     Raises:
@@ -169,7 +169,7 @@ def _list_items(text: str, position: int, name: str) -> Iterator[Part]:
         number += 1
         place = f"{name}, item {number}"
         value, position = _list_item(text, position, place)
-        yield Part(1, partial(_one, place, value))
+        yield Chunk(1, partial(_one, place, value))
         position = _after_space(text, position)
         closed = text.startswith("]", position)
         if not closed:

@@ -17,8 +17,8 @@ from burnish.errors import InputError
 if TYPE_CHECKING:
     from burnish.data.tokenizer import Tokenizer
 
-NumberedRow = tuple[int, str, Mapping[str, Any] | InputError]
-"""A row's number in its source, what errors call it, and the row, or what is wrong with it."""
+NumberedRow = tuple[int, str, Mapping[str, Any] | Record | InputError]
+"""A row's number in its source, what errors call it, and the row, the record it was made, or what is wrong with it."""
 
 
 class RowEncoder:
@@ -43,7 +43,7 @@ class RowEncoder:
             try:
                 if isinstance(row, InputError):
                     raise row
-                yield read_row(row, number, place, self._form)
+                yield row if isinstance(row, Record) else read_row(row, number, place, self._form)
             except InputError as error:
                 counts.rows += 1
                 self._drop(error, counts)
@@ -87,13 +87,17 @@ class RowEncoder:
         counts.trained_tokens += sum(n for n in trained if n >= self._config.min_trained_tokens)
         return [Encoded(record.index, piece.ids, piece.weights) for piece in kept]
 
+    def examples(self, records: Iterable[Record], counts: EncodeCounts) -> Examples:
+        """The examples of records; there may be none."""
+        return Examples.of((example for record in records for example in self.encode(record, counts)), counts)
+
     def encode_all(self, records: Iterable[Record], counts: EncodeCounts, place: str) -> Examples:
         """The examples of the records of a source, which errors call `place`.
 
         Raises:
             InputError: none is left.
         """
-        examples = Examples.of((example for record in records for example in self.encode(record, counts)), counts)
+        examples = self.examples(records, counts)
         if not len(examples):
             raise InputError(f"{place}: {nothing_left(counts, self._config)}")
         return examples

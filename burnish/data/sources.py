@@ -26,7 +26,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
-from burnish.data.readers import Part, Row, csv_rows, json_file, json_lines
+from burnish.data.readers import Chunk, Row, csv_rows, json_file, json_lines
 from burnish.data.tables import arrow_parts, parquet_parts
 from burnish.errors import InputError
 
@@ -74,7 +74,7 @@ class RowSource:
         number = 0
         for path in self.files:
             with _one_line_errors(path):
-                for part in _parts(path):
+                for part in _chunks(path):
                     if number + part.size > start:
                         for at, (place, row) in enumerate(part.read(), number):
                             if at >= start:
@@ -192,14 +192,14 @@ _OPEN: dict[str, Callable[[Path], Any]] = {
     ".xz": lzma.open,
     ".zst": _zstd,
 }
-_TEXTS: dict[str, Callable[[IO[bytes], str], Iterator[Part]]] = {
+_TEXTS: dict[str, Callable[[IO[bytes], str], Iterator[Chunk]]] = {
     ".jsonl": json_lines,
     ".ndjson": json_lines,
     ".json": json_file,
     ".csv": partial(csv_rows, delimiter=","),
     ".tsv": partial(csv_rows, delimiter="\t"),
 }
-_TABLES: dict[str, Callable[[str | bytes, str], Iterator[Part]]] = {
+_TABLES: dict[str, Callable[[str | bytes, str], Iterator[Chunk]]] = {
     ".parquet": parquet_parts,
     ".arrow": arrow_parts,
     ".feather": arrow_parts,
@@ -233,7 +233,7 @@ _READ_ERRORS = (
 )
 
 
-def _parts(path: Path) -> Iterator[Part]:
+def _chunks(path: Path) -> Iterator[Chunk]:
     form, compression = _kind(path) or ("", "")
     if form in _TABLES and not compression:
         yield from _TABLES[form](str(path), str(path))

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from burnish.data.readers import Part, Row
+from burnish.data.readers import Chunk, Row
 from burnish.data.values import shown
 from burnish.errors import InputError
 
 _ROWS_AT_ONCE = 256
 
 
-def parquet_parts(source: str | bytes, name: str) -> Iterator[Part]:
+def parquet_parts(source: str | bytes, name: str) -> Iterator[Chunk]:
     """A part for each row group."""
     from pyarrow import parquet
 
@@ -27,11 +27,11 @@ def parquet_parts(source: str | bytes, name: str) -> Iterator[Part]:
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows
             batches = partial(file.iter_batches, batch_size=_ROWS_AT_ONCE, row_groups=[group])
-            yield Part(count, partial(_rows, batches, decode, name, first))
+            yield Chunk(count, partial(_rows, batches, decode, name, first))
             first += count
 
 
-def arrow_parts(source: str | bytes, name: str) -> Iterator[Part]:
+def arrow_parts(source: str | bytes, name: str) -> Iterator[Chunk]:
     """A part for each record batch, of the file format (which Feather is) or the stream format."""
     from pyarrow import ipc
 
@@ -42,7 +42,7 @@ def arrow_parts(source: str | bytes, name: str) -> Iterator[Part]:
             decode = _decoder(reader.schema, name)
             first = 0
             for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-                yield Part(batch.num_rows, partial(_rows, partial(_pieces, batch), decode, name, first))
+                yield Chunk(batch.num_rows, partial(_rows, partial(_pieces, batch), decode, name, first))
                 first += batch.num_rows
 
 

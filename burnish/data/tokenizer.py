@@ -10,6 +10,7 @@ asked for: `encode` gives the text's ids alone, and one BOS where the model want
 """
 
 import copy
+import datetime
 import functools
 import hashlib
 import json
@@ -69,6 +70,7 @@ class Tokenizer:
         self.model_max_length = model_max_length
         self.name = name
         self.template_name = f"of {name}"
+        self.date: datetime.date | None = None  # what templates take for today; None for today
         self._more_stop_ids = tuple(stop_ids)
 
         self.vocab_size: int = backend.get_vocab_size()
@@ -121,8 +123,9 @@ class Tokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The same for tokenizers that give the same ids and render the same; of another session, too."""
-        parts = [self.backend.to_str(), self.special_tokens, self.chat_templates, self.adds_bos]
+        """The same for tokenizers that give the same ids and render the same; in another process, too."""
+        day = str(self.date or datetime.date.today()) if self.writes_date else None
+        parts = [self.backend.to_str(), self.special_tokens, self.chat_templates, self.adds_bos, day]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @functools.cached_property
@@ -132,6 +135,11 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of token ids. Bytes that are no UTF-8 become U+FFFD."""
         return self.backend.decode([int(id) for id in ids], skip_special_tokens=skip_special)
+
+    def has_token(self, token: str) -> bool:
+        """Whether a text is one token in the midst of others; a word of the vocabulary may yet be cut up there."""
+        id = self.backend.token_to_id(token)
+        return id is not None and id in self.encode(f"a{token}a")
 
     # ---- conversations
 
@@ -194,7 +202,7 @@ class Tokenizer:
           InputError: no template, or one that is broken or refuses these messages.
         """
         template = self._template(with_tools=tools is not None)
-        return template.render(messages, add_generation_prompt, tools, {**self.special_tokens, **variables})
+        return template.render(messages, add_generation_prompt, tools, self._variables(variables))
 
     def render_marked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
@@ -205,7 +213,22 @@ class Tokenizer:
           InputError: as `render`; or the template marks nothing.
         """
         template = self._template(with_tools=tools is not None)
-        return template.render_marked(messages, tools, {**self.special_tokens, **variables})
+        return template.render_marked(messages, tools, self._variables(variables))
+
+    def _variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        dated = {} if self.date is None else {"strftime_now": self.date.strftime}
+        return {**self.special_tokens, **dated, **given}
+
+    @property
+    def writes_date(self) -> bool:
+        """Whether a chat template asks for the day."""
+        return any("strftime_now" in text for text in self.chat_templates.values())
+
+    def with_date(self, date: datetime.date) -> "Tokenizer":
+        """The same tokenizer, for whose chat templates it is always this day."""
+        other = self._with_templates(self.chat_templates)
+        other.date = date
+        return other
 
     @functools.cached_property
     def _compiled(self) -> dict[str, ChatTemplate]:

@@ -105,10 +105,10 @@ class TurnFinder:
     def _check_nothing_is_left_out(self, chat: ChatRecord) -> None:
         """InputError for what the conversation has and the template has no place for."""
         has = {
-            "a system message": any(message["role"] == "system" for message in chat.messages),
+            "a system message": any(m["role"] == "system" and m["content"].strip() for m in chat.messages),
             "tools": bool(chat.tools),
             "tool calls": any(message.get("tool_calls") for message in chat.messages),
-            "reasoning": any(key in message for message in chat.messages for key in REASONING_KEYS),
+            "reasoning": any(message.get(key) for message in chat.messages for key in REASONING_KEYS),
         }
         for what, there in has.items():
             if there and not self._writes(what):

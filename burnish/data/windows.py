@@ -129,11 +129,9 @@ class Windows:
         self._draws, self._counts = state.draws, copy.deepcopy(state.counts)
 
     def __next__(self) -> Window:
-        ahead = self._ahead or self._worker.submit(self._make)
-        self._ahead = None
-        window = ahead.result()
-        if window.rows:
-            self._ahead = self._worker.submit(self._make)
+        self._ahead = self._ahead or self._worker.submit(self._make)
+        window = self._ahead.result()  # raises again at every call: the readers have moved on
+        self._ahead = self._worker.submit(self._make) if window.rows else None
         return window
 
     def _make(self) -> Window:

@@ -76,9 +76,12 @@ def choose_trained(module: nnx.Module, selectors: list[str]) -> dict[str, Leaf]:
 def only_adapters(trained: Iterable[str], *, extended: bool = False) -> bool:
     """Whether nothing but adapters is trained, from the stored keys of what is.
 
-    With an extended vocabulary, embedding and head count as part of the adapters.
+    With an extended vocabulary, embedding and head count as part of the adapters that are trained with them.
     """
-    return all(".adapters." in key or (extended and key in ("embed.weight", "head.kernel")) for key in trained)
+    keys = list(trained)
+    others = [key for key in keys if ".adapters." not in key]
+    beside = extended and len(others) < len(keys) and {"embed.weight", "head.kernel"}.issuperset(others)
+    return not others or beside
 
 
 def generation_of(variable: nnx.Variable) -> int | None:

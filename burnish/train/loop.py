@@ -63,6 +63,7 @@ class Loop:
         """Makes the remaining steps, evaluates, and saves. Raises InputError when a loss or gradient is not finite."""
         if self.done >= self.total:
             return
+        began_at = self.done
         waiting: _Made | None = None
         self._clock = time.perf_counter()
         while self.done < self.total and not self.stopping():
@@ -84,7 +85,8 @@ class Loop:
                 self._clock = time.perf_counter()
         if waiting:
             self._report(waiting)
-        self._finish()
+        if not self.data_ended or self.done > began_at:  # a finished run that is resumed has nothing to add
+            self._finish()
 
     def _known(self, batch: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Real tokens of a batch, and trained ones of each source where there are several."""

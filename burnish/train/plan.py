@@ -50,13 +50,25 @@ _FREE_SECTIONS = ("mesh", "task")
 def check_same(recorded: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
     """InputError for the first option that a resumed run would have otherwise than before."""
     before, after = _flat(recorded), _flat(now)
-    for key in before.keys() & after.keys():
-        if key in _FREE or key.split(".")[0] in _FREE_SECTIONS or key in ("data.path", "data.eval_path"):
+    for key in after:
+        if (
+            key not in before
+            or key in _FREE
+            or key.split(".")[0] in _FREE_SECTIONS
+            or key in ("data.path", "data.eval_path")
+        ):
             continue
-        if before[key] != after[key]:
+        if _without_paths(before[key]) != _without_paths(after[key]):
             raise InputError(
                 f"{out}: {key} is {after[key]!r}, and was {before[key]!r} before; resume with the same, or start anew"
             )
+
+
+def _without_paths(value: Any) -> Any:
+    """Sources may move; that they hold the same is for the data's own state to check."""
+    if isinstance(value, list):
+        return [{k: v for k, v in each.items() if k != "path"} if isinstance(each, Mapping) else each for each in value]
+    return value
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -21,10 +21,10 @@ import jax
 import numpy as np
 
 from burnish.config import build_config
-from burnish.data.batches import Shard, TrainBatches
+from burnish.data.batches import TrainBatches
 from burnish.data.dataset import Dataset, load_dataset, load_examples
 from burnish.data.examples import EncodeCounts, Examples
-from burnish.data.fit import fit_data, fit_tokenizer
+from burnish.data.fit import fit_data, fit_tokenizer, with_day
 from burnish.data.packing import batch_arrays
 from burnish.data.parts import Source, recorded
 from burnish.data.stream import StreamBatches
@@ -93,7 +93,9 @@ class Trainer:
         )
         self.config = _resolve(given, model)
         if model.tokenizer is not None:
-            model.tokenizer = fit_tokenizer(model.tokenizer, self.config.data)
+            data = with_day(self.config.data, fit_tokenizer(model.tokenizer, self.config.data))
+            self.config = self.config.model_copy(update={"data": data})
+            model.tokenizer = fit_tokenizer(model.tokenizer, data)
         self.out = Path(out) if out is not None else None
         self.mesh = make_mesh(self.config.mesh)
         self.callbacks: list[Callback] = list(callbacks)
@@ -140,15 +142,16 @@ class Trainer:
             length = {"epochs": epochs, "steps": None}
             train = build_config(TrainConfig, {**self.config.train.model_dump(), **length}, place="train")
             self.config = self.config.model_copy(update={"train": train})
+        if jax.process_count() > 1:
+            raise InputError("this trains on the devices of one process; start it without jax.distributed")
         self.stopping = False
         started, config, module = time.perf_counter(), self.config, self.model.module
         data = self._load(dataset, eval_dataset)
-        shard = Shard(jax.process_index(), jax.process_count())
 
         def named(counts: Sequence[EncodeCounts]) -> dict[str, EncodeCounts]:
             return dict(zip(data.names, counts, strict=False))
 
-        batches = data.batches(self.model.require_tokenizer(), config.train.batch_size, config.data, shard)
+        batches = data.batches(self.model.require_tokenizer(), config.train.batch_size, config.data)
         total = total_steps(batches, config.train)
         shards = batch_shards(self.mesh)
         cut = micro_batches(config.train, shards)
@@ -250,7 +253,10 @@ class Trainer:
         return self._evaluator(parts, frozen, examples)(params)
 
     def _load(self, dataset: Source | Dataset, eval_dataset: Source | None) -> Dataset:
+        self._sources = {}
         if isinstance(dataset, Dataset):
+            if eval_dataset is not None:
+                raise InputError("eval_dataset: a Dataset has what it is evaluated on; give load_dataset both")
             return dataset
         named = {"eval_path": recorded(eval_dataset)}
         train = recorded(dataset)

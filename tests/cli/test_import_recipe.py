@@ -773,3 +773,12 @@ def test_broken_dataset_info_is_named(tmp_path):
 def test_notes_put_keys_of_one_reason_together():
     imported = Imported("axolotl", {}, [], [("a", "why"), ("b", "other"), ("c", "why")], ["this"])
     assert notes(imported) == ["not understood: a, c (why)", "not understood: b (other)", "assumed: this"]
+
+
+def test_streams_are_recipes_that_run(tmp_path):
+    found = checked({"base_model": "m", "pretraining_dataset": "org/web", "val_set_size": 0.05}, tmp_path)
+    assert "holdout" not in found.recipe["data"] and found.recipe["data"]["streaming"] is True
+    assert any(key == "val_set_size" and "stream" in reason for key, reason in found.unknown)
+    info = {"a": {"file_name": "a.json"}, "b": {"file_name": "b.json"}}
+    data = llama_factory(tmp_path, info, dataset="a,b", streaming=True, max_steps=5).recipe["data"]
+    assert [source["weight"] for source in data["sources"]] == [1.0, 1.0]

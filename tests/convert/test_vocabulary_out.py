@@ -312,3 +312,22 @@ def test_a_gguf_base(forward, tmp_path):
     again = load(tmp_path / "whole")
     close(forward(again, TOKENS), forward(model, TOKENS), 1e-5)
     assert again.decoder.head is None and again.tokenizer.encode("<obs>") == [66]
+
+
+def test_what_was_merged_is_no_base_of_later_adapters(extended, tmp_path):
+    model = extended()
+    before = model.origin
+    merged = model.merge_lora()
+    model.add_lora(rank=2)
+    with pytest.raises(InputError, match="no file holds them by themselves"):
+        save_peft(model, tmp_path / "out")
+    again = extended()
+    merged = again.merge_lora()
+    again.unmerge_lora(merged)
+    assert again.origin.base == before.base
+
+
+def test_a_run_that_trains_the_embedding_alone_is_a_base_of_its_own(extended):
+    origin = extended().origin
+    assert origin.after_run("run", trained=["embed.weight"], adapted=False).base == "run"
+    assert origin.after_run("run", trained=["embed.weight", "x.adapters.0.a"], adapted=True).base == origin.base

@@ -101,6 +101,7 @@ DECIDES = {
     "columns": {"prompt": "completion", "completion": "prompt"},
     "chat_template": "chatml",
     "template_variables": {"day": "2026-01-01", "thinking": True},
+    "date": "2026-01-01",
     "system": "Be brief.",
     "train_on": "all",
     "rewritten_turns": "refuse",

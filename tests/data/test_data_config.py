@@ -13,6 +13,7 @@ def test_defaults():
         "columns": {},
         "chat_template": None,
         "template_variables": {},
+        "date": None,
         "system": None,
         "train_on": "assistant",
         "rewritten_turns": "split",

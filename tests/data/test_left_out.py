@@ -1,10 +1,14 @@
 """What a conversation has and a template has no place for is refused; what is spelt in a text is counted."""
 
+import datetime
+
+import numpy as np
 import pytest
 
 from burnish.data.config import DataConfig
-from burnish.data.dataset import load_examples
-from burnish.data.fit import fit_tokenizer
+from burnish.data.dataset import load_dataset, load_examples
+from burnish.data.fit import fit_tokenizer, with_day
+from burnish.data.records import TextRecord
 from burnish.errors import InputError
 
 ASKED, ANSWERED = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
@@ -27,6 +31,12 @@ def test_the_models_own_template_may_have_no_place(what, bpe_tokenizer) -> None:
         load_examples([ROWS[what]], bpe_tokenizer, DataConfig())
     tokens = fit_tokenizer(bpe_tokenizer, DataConfig(chat_template="qwen3"))
     assert len(load_examples([ROWS[what]], tokens, DataConfig())) == 1
+
+
+def test_what_is_there_and_empty_is_not_missed(bpe_tokenizer) -> None:
+    tokenizer = bpe_tokenizer.with_chat_template(NO_SYSTEM)
+    messages = [{"role": "system", "content": " "}, ASKED, {**ANSWERED, "reasoning_content": ""}]
+    assert len(load_examples([{"messages": messages}], tokenizer, DataConfig())) == 1
 
 
 @pytest.mark.parametrize("system", ["in the row", "in the recipe"])
@@ -65,8 +75,6 @@ def test_variables_go_where_the_template_goes(bpe_tokenizer, tmp_path) -> None:
 
 
 def test_numpy_rows_and_wrong_sources(bpe_tokenizer) -> None:
-    import numpy as np
-
     rows = [
         {"input_ids": np.arange(5), "loss_mask": np.array([0, 0, 1, 1, 1])},
         {"messages": [ASKED, {**ANSWERED, "weight": np.float32(0.5)}]},
@@ -77,3 +85,38 @@ def test_numpy_rows_and_wrong_sources(bpe_tokenizer) -> None:
     for wrong, said in ((5, "a number"), ({"train": []}, "mapping of"), (["a.jsonl"], "SourceConfig")):
         with pytest.raises(InputError, match=said):
             load_examples(wrong, bpe_tokenizer, DataConfig())
+
+
+def test_the_date_is_that_of_the_run(bpe_tokenizer) -> None:
+    template = "{{ strftime_now('%d %b %Y') }}" + NO_SYSTEM
+    tokenizer = bpe_tokenizer.with_chat_template(template)
+    config = DataConfig(date="2024-07-26")
+    (example,) = load_examples([{"messages": [ASKED, ANSWERED]}], tokenizer, config)
+    assert tokenizer.decode(example.tokens.tolist()).startswith("26 Jul 2024")
+    assert fit_tokenizer(tokenizer, config).fingerprint != tokenizer.fingerprint
+    assert with_day(DataConfig(), tokenizer).date == datetime.date.today()
+    assert with_day(config, tokenizer) == config and with_day(DataConfig(), bpe_tokenizer).date is None
+
+
+def test_a_null_completion_does_not_hide_the_response(bpe_tokenizer) -> None:
+    rows = [{"prompt": "a", "completion": None, "response": "b"}]
+    assert len(load_examples(rows, bpe_tokenizer, DataConfig())) == 1
+
+
+def test_held_out_rows_may_all_be_dropped(bpe_tokenizer) -> None:
+    rows = [{"prompt": f"{n}", "completion": "b" if n else "long " * 90} for n in range(9)]
+    for seed in range(40):
+        config = DataConfig(seed=seed, truncate="drop", max_length=64, holdout=0.1)
+        data = load_dataset(rows, None, bpe_tokenizer, config)
+        if not len(data.held_out):
+            assert data.held_out.counts.dropped_too_long == 1 and data.train.counts.kept == 8
+            return
+    raise AssertionError("the long row was never held out")
+
+
+def test_records_are_streamed_as_rows_are(bpe_tokenizer) -> None:
+    records = [TextRecord(n, f"made {n}", f"{n}?", "yes") for n in range(6)]
+    config = DataConfig(streaming=True, repeat=False, max_length=64)
+    batches = load_dataset(records, None, bpe_tokenizer, config).batches(bpe_tokenizer, 2, config)
+    assert sum(len(np.unique(batch["example_ids"])) - 1 for batch in batches) == 6
+    assert batches.counts.kept == 6

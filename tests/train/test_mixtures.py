@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from burnish.data.config import SourceConfig
+from burnish.data.dataset import load_dataset
 from burnish.errors import InputError
 from burnish.train.callbacks import Callback
 from burnish.train.trainer import Trainer
@@ -63,14 +64,14 @@ def test_each_source_has_its_loss_and_they_make_up_the_whole(make_tiny, sources,
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_stopped_run_on_a_mixture_goes_on_exactly(make_tiny, sources, tmp_path, streaming) -> None:
-    options = {**OPTIONS, "steps": 9, "holdout": 0.0, "streaming": streaming, "lookahead": 10, "shuffle_buffer": 7}
+    options = {**OPTIONS, "steps": 6, "holdout": 0.0, "streaming": streaming, "lookahead": 10, "shuffle_buffer": 7}
     whole = Trainer(make_tiny(), None, options, out=tmp_path / "whole")
     whole.train(sources)
-    stop = StopAfter(4)
+    stop = StopAfter(3)
     stop.trainer = Trainer(make_tiny(), None, options, out=tmp_path / "parts", callbacks=[stop])
     stop.trainer.train(sources)
     first = len(lines(tmp_path / "parts"))
-    assert 4 <= first < 9
+    assert 3 <= first < 6
     again = Trainer(make_tiny(), None, options, out=tmp_path / "parts")
     again.train(sources, resume=True)
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
@@ -82,7 +83,18 @@ def test_a_stream_that_ends_ends_the_run(make_tiny, tmp_path) -> None:
     result = Trainer(make_tiny(), None, options, out=tmp_path / "run").train(path)
     assert result.steps == 2
     assert result.rows.kept == 6
-    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2]
+    assert result.data_ended
+    before = lines(tmp_path / "run")
+    assert [line["step"] for line in before] == [1, 2]
+    again = Trainer(make_tiny(), None, options, out=tmp_path / "run").train(path, resume=True)
+    assert again.steps == 2 and lines(tmp_path / "run") == before
+
+
+def test_a_dataset_brings_what_it_is_evaluated_on(make_tiny, sources) -> None:
+    trainer = Trainer(make_tiny(), None, {**OPTIONS, "steps": 1})
+    data = load_dataset(sources, None, trainer.model.tokenizer, trainer.config.data)
+    with pytest.raises(InputError, match="eval_dataset"):
+        trainer.train(data, eval_dataset="none.jsonl")
 
 
 def test_a_stream_needs_steps_and_has_nothing_held_out_by_itself(make_tiny, sources, tmp_path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from burnish.cli.importing.adapters import read_lora, refuse_lora
 from burnish.cli.importing.axolotl_datasets import ELSEWHERE, Dataset, read_dataset, read_raw_text
 from burnish.cli.importing.keys import Draft, Keys
-from burnish.cli.importing.sources import put_sources
+from burnish.cli.importing.sources import STREAM_HOLDOUT, put_sources, streamed
 from burnish.cli.importing.templates import put_shared_template
 from burnish.cli.importing.training import (
     LOADING,
@@ -143,7 +143,9 @@ def _read_holdout(keys: Keys, draft: Draft, has_eval: bool) -> None:
     size = keys.number("val_set_size")
     if size is not None and size >= 1:
         keys.refuse("val_set_size", f"{size:g} rows; {_HOW_TO_SPLIT}")
-    elif not has_eval:
+    elif size and streamed(draft):
+        keys.refuse("val_set_size", STREAM_HOLDOUT)
+    elif not has_eval and not streamed(draft):
         draft.put_or("data.holdout", size, 0.0, "Axolotl")
     elif size:
         keys.refuse("val_set_size", "test_datasets are evaluated on")

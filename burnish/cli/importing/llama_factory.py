@@ -7,7 +7,7 @@ from pathlib import Path
 from burnish.cli.importing.adapters import read_lora, refuse_lora
 from burnish.cli.importing.keys import Draft, Keys
 from burnish.cli.importing.llama_factory_datasets import Catalogue
-from burnish.cli.importing.sources import Rows, put_sources
+from burnish.cli.importing.sources import STREAM_HOLDOUT, Rows, put_sources, streamed
 from burnish.cli.importing.templates import LLAMA_FACTORY as TEMPLATES
 from burnish.cli.importing.templates import put_template
 from burnish.cli.importing.training import LOADING, OUTPUT, RESUME, SPEED, TRACKING, WEIGHTS, Names, read_training
@@ -116,14 +116,16 @@ def _read_datasets(keys: Keys, folder: Path, draft: Draft, *, raw: bool) -> None
         keys.refuse("eval_dataset", "data.eval_path is one file, or the train split of a Hub data set; make it that")
         held = []
     put_sources(draft, _weighed(keys, draft, train), held[0] if held else None)
+    draft.put("data.streaming", keys.flag("streaming"))
     size = keys.number("val_size")
     if size is not None and size >= 1:
         keys.refuse("val_size", f"{size:g} rows; data.holdout is a share, and a file of its own goes in data.eval_path")
-    elif not held:
+    elif size and streamed(draft):
+        keys.refuse("val_size", STREAM_HOLDOUT)
+    elif not held and not streamed(draft):
         draft.put_or("data.holdout", size, 0.0, "LLaMA-Factory")
     elif size:
         keys.refuse("val_size", "eval_dataset is evaluated on")
-    draft.put("data.streaming", keys.flag("streaming"))
     draft.put("data.shuffle_buffer", keys.whole("buffer_size"))
     if keys.whole("max_samples"):
         keys.refuse("max_samples", "all rows are read; cut the files")

@@ -88,3 +88,20 @@ def renamed(**theirs: str | None) -> dict[str, str]:
 def message_form(role: str, content: str) -> str | None:
     """The format of conversations whose messages have these two keys; None: there is none."""
     return {("role", "content"): "messages", ("from", "value"): "conversations"}.get((role, content))
+
+
+STREAM_HOLDOUT = "a stream is read once, and nothing of it held out; rows to evaluate on go in data.eval_path"
+
+
+def streamed(draft: Draft) -> bool:
+    """Whether rows are read as they are needed."""
+    return bool(draft.recipe.get("data", {}).get("streaming"))
+
+
+def weigh_streams(draft: Draft) -> None:
+    """Gives streamed sources even shares where none has one: their sizes are not known."""
+    sources = draft.recipe.get("data", {}).get("sources") or []
+    if streamed(draft) and len(sources) > 1 and not any("weight" in source for source in sources):
+        for source in sources:
+            source["weight"] = 1.0
+        draft.assume("data.sources are streamed in even shares, as their sizes are not known")
