@@ -63,7 +63,7 @@ class EpochPlan:
 
 
 class TrainBatches(grain.DatasetIterator[Batch]):
-    """Endless training batches, reshuffled and repacked every epoch; `epochs` bounds them.
+    """Endless training batches, reshuffled and repacked every epoch.
 
     A Grain iterator, so `grain.checkpoint.CheckpointSave(batches)` stores it. `get_state` is small and
     JSON-able; setting it on an iterator over the same data continues exactly where it was taken, on any number of
@@ -73,7 +73,6 @@ class TrainBatches(grain.DatasetIterator[Batch]):
         examples: the encoded examples, none longer than `config.max_length` (but for `packing=concat`).
         batch_size: rows of an optimizer step, over all processes.
         config: `max_length`, the packing, the mixture and `seed` are read.
-        epochs: stop after so many; None never stops.
         weights: of the sources, by number; see `SourceConfig.weight`.
         shard: which process this is.
 
@@ -86,7 +85,6 @@ class TrainBatches(grain.DatasetIterator[Batch]):
         examples: Examples,
         batch_size: int,
         config: DataConfig,
-        epochs: int | None = None,
         *,
         weights: Sequence[float | None] = (None,),
         shard: Shard = Shard(),
@@ -95,7 +93,7 @@ class TrainBatches(grain.DatasetIterator[Batch]):
         if not len(examples):
             raise InputError("no examples to make batches of")
         shard.check(batch_size)
-        self._examples, self._batch_size, self._config, self._epochs = examples, batch_size, config, epochs
+        self._examples, self._batch_size, self._config = examples, batch_size, config
         self._shard = shard
         self._sizes = np.bincount(examples.sources, minlength=len(weights)).tolist()
         share = shares(self._sizes, weights, config.temperature)
@@ -139,8 +137,6 @@ class TrainBatches(grain.DatasetIterator[Batch]):
         return self._examples.source_counts
 
     def __next__(self) -> Batch:
-        if self._epochs is not None and self._epoch >= self._epochs:
-            raise StopIteration
         plan = self.plan(self._epoch)
         rows = plan.batch_rows(self._step)
         batch = batch_arrays(self._examples, rows[self._shard.rows(self._batch_size)], row_length(rows, self._config))

@@ -95,13 +95,6 @@ def test_asking_for_a_plan_moves_nothing():
         assert_same(next(quiet), next(asked))
 
 
-def test_epochs_end_the_iterator():
-    batches = TrainBatches(make_examples(), 4, CONFIG, epochs=2)
-    assert len(list(batches)) == batches.steps_per_epoch(0) + batches.steps_per_epoch(1)
-    with pytest.raises(StopIteration):
-        next(batches)
-
-
 # Mixtures
 
 
