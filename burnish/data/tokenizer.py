@@ -138,8 +138,7 @@ class Tokenizer:
 
     def has_token(self, token: str) -> bool:
         """Whether a text is one token in the midst of others; a word of the vocabulary may yet be cut up there."""
-        id = self.backend.token_to_id(token)
-        return id is not None and id in self.encode(f"a{token}a")
+        return any(self.decode([id], skip_special=False) == token for id in self.encode(f"a{token} a"))
 
     # ---- conversations
 
