@@ -16,7 +16,7 @@ from burnish.data.sources import RowSource
 from burnish.data.values import keys_found, kind
 from burnish.errors import InputError
 
-Source = str | Path | Iterable[Mapping[str, Any]] | Sequence[Record] | Sequence[SourceConfig]
+Source = str | Path | Iterable[Mapping[str, Any]] | Sequence[Record] | SourceConfig | Sequence[SourceConfig]
 """A file, folder, glob or hf:ORG/NAME; rows; records; or several sources that are mixed."""
 
 
@@ -115,7 +115,8 @@ def recorded(source: Source | None) -> str | list[dict[str, Any]] | None:
     """A source as a recipe names it; None where it has no name, as rows in memory."""
     if isinstance(source, str | Path):
         return absolute(source)
-    configs = [each for each in source if isinstance(each, SourceConfig)] if isinstance(source, Sequence) else []
+    given = [source] if isinstance(source, SourceConfig) else source if isinstance(source, Sequence) else []
+    configs = [each for each in given if isinstance(each, SourceConfig)]
     return [{**each.model_dump(mode="json"), "path": absolute(each.path)} for each in configs] or None
 
 

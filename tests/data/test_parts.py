@@ -92,5 +92,6 @@ def test_what_a_recipe_says_means_the_same_from_any_folder(file, monkeypatch):
     assert recorded("train.jsonl") == recorded(file) == str(file)
     assert recorded("hf:ORG/NAME") == "hf:ORG/NAME"
     assert recorded([{"text": "a"}]) is None and recorded(None) is None
+    assert recorded(SourceConfig(path="train.jsonl")) == recorded([SourceConfig(path="train.jsonl")])
     (source,) = recorded([SourceConfig(path="train.jsonl", weight=2)])
     assert SourceConfig(**source) == SourceConfig(path=str(file), weight=2)
