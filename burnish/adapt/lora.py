@@ -27,6 +27,7 @@ from burnish.models.decoder import Decoder, Run, split_run
 from burnish.models.layers import DropoutKeys, Linear
 from burnish.models.parts import generation_of
 from burnish.models.paths import leaves, linears, select
+from burnish.ops.matmul import as_computed, matmul, transposed_product
 
 
 class LoRA(nnx.Module):
@@ -42,7 +43,7 @@ class LoRA(nnx.Module):
     def __call__(
         self, x: jax.Array, kernel: jax.Array, earlier: Sequence["LoRA"], dropout: DropoutKeys | None
     ) -> jax.Array:
-        """x [batch, length, in] through W [in, out], the earlier (frozen) adapters and this one."""
+        """x [batch, length, in] through W [in, out], the earlier (frozen) adapters and this one, in the dtype of x."""
         dropping = self.dropout > 0 and dropout is not None
         if x.dtype == jnp.float32 and not dropping and jax.default_backend() == "cpu":
             for adapter in earlier:
@@ -50,7 +51,7 @@ class LoRA(nnx.Module):
             return merged_matmul(x, kernel, self.a[...], self.b[...], self.scale)
         # In bfloat16, W + s A B would round a small adapter away (and accelerators multiply float32 with fewer digits,
         # by default): it runs beside W instead.
-        y = x @ kernel
+        y = matmul(x, kernel)
         for adapter in earlier:
             y = y + adapter.beside(x)
         return y + self.beside(self._dropped(x, dropout) if dropping and dropout else x)
@@ -96,11 +97,11 @@ def _merged_forward(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scal
 
 def _merged_backward(saved: _Saved, g: jax.Array) -> tuple[jax.Array | None, ...]:
     x, w, a, b, scale = saved
-    rows, g_rows = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+    x, g = as_computed(x), as_computed(g)
     dx = g @ (w + scale * (a @ b)).T
-    da = scale * (rows.T @ (g_rows @ b.T))
-    db = scale * ((rows @ a).T @ g_rows)
-    return dx, rows.T @ g_rows, da, db, None
+    da = scale * transposed_product(x, g @ b.T)
+    db = scale * transposed_product(x @ a, g)
+    return dx, transposed_product(x, g).astype(w.dtype), da, db, None
 
 
 merged_matmul.defvjp(_merged_forward, _merged_backward)

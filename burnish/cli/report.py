@@ -116,7 +116,9 @@ class Narrator(Callback):
             f"  steps {plan.done} to {plan.total}, each {plan.rows} rows of {plan.length} tokens "
             f"in {plan.micro_batches} micro-batches{full}"
         )
-        say(f"  memory of a step {plan.memory_bytes / 2**30:.2f} GiB, compiled in {plan.compile_seconds:.0f} s")
+        say(f"  memory of a step {plan.memory.total / 2**30:.2f} GiB, compiled in {plan.compile_seconds:.0f} s")
+        if plan.remat.policy is not None:
+            say(f"  remat {plan.remat.policy}: {plan.remat.reason}")
         for lack in plan.lacks:
             say(f"  note: {lack}")
         if plan.example is not None:

@@ -26,6 +26,7 @@ from burnish.models.layers import (
     RMSNorm,
 )
 from burnish.models.neftune import neftune_noise
+from burnish.models.remat import RematPolicy, rematerialized
 from burnish.models.rope import rope_angles
 from burnish.ops.attention import Backend
 from burnish.ops.visibility import TokenIds
@@ -87,7 +88,7 @@ class Run(nnx.Module):
         return range(self.start + offset, self.start + self.period * self.repeats, self.period)
 
     def __call__(
-        self, x: jax.Array, context: Context, caches: list[LayerCache] | None, remat: bool
+        self, x: jax.Array, context: Context, caches: list[LayerCache] | None, policy: RematPolicy
     ) -> tuple[jax.Array, list[LayerCache] | None]:
         graphdef, params = nnx.split(self.blocks)
 
@@ -100,8 +101,7 @@ class Run(nnx.Module):
                 written.append(cache)
             return x, written if caches else None
 
-        body = jax.checkpoint(one_period) if remat else one_period
-        return jax.lax.scan(body, x, (params, caches, jnp.arange(self.repeats)))
+        return jax.lax.scan(rematerialized(one_period, policy), x, (params, caches, jnp.arange(self.repeats)))
 
 
 def _for_layer(context: Context, layer: jax.Array) -> Context:
@@ -123,7 +123,6 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, make: ParamMaker, *, dtype: Any = jnp.float32) -> None:
         self.config = config
         self.dtype = jnp.dtype(dtype)
-        self.remat = False
         self.backend: Backend = "auto"
         self.embed = Embedding(config.vocab_size, config.hidden_size, make)
         blocks = [Block(config, config.window(layer), make) for layer in range(config.num_layers)]
@@ -141,19 +140,22 @@ class Decoder(nnx.Module):
         parent_ids: jax.Array | None = None,
         dropout: DropoutKeys | None = None,
         neftune_alpha: float = 0.0,
+        remat: RematPolicy = "selective",
+        groups: int = 1,
     ) -> jax.Array:
         """Final hidden states [batch, length, hidden] of tokens [batch, length], after the last norm.
 
         positions default to 0, 1, …; segment_ids (0 is padding) default to one document a row. Only with `dropout`,
-        what adapters' dropout and NEFTune's noise are drawn from, is either done.
+        what adapters' dropout and NEFTune's noise are drawn from, is either done. remat: what is kept for the backward
+        pass (`burnish.models.remat`). groups: how many devices the rows are sharded over.
         """
         queries = visibility(tokens, positions, segment_ids, parent_ids)
-        context = self._context(queries)._replace(dropout=dropout)
+        context = self._context(queries)._replace(dropout=dropout, groups=groups)
         x = self.embed(tokens, self.dtype)
         if neftune_alpha and dropout is not None:
             x = x + neftune_noise(neftune_alpha, x.shape[-1], dropout, queries.segments).astype(x.dtype)
         for run in self.runs:
-            x, _ = run(x, context, None, self.remat)
+            x, _ = run(x, context, None, remat)
         return self.norm(x)
 
     def __call__(
@@ -209,7 +211,7 @@ class Decoder(nnx.Module):
         x = self.embed(tokens, self.dtype)
         layers: list[Any] = []
         for run, caches in zip(self.runs, cache.layers, strict=True):
-            x, written = run(x, context, caches, False)
+            x, written = run(x, context, caches, "none")
             layers.append(written)
         return self.norm(x), KVCache(layers, slots, cache.next_slot + tokens.shape[1])
 

@@ -16,7 +16,9 @@ from flax import nnx
 from burnish.errors import InputError
 from burnish.models.decoder import Decoder
 from burnish.models.layers import DropoutKeys
+from burnish.models.remat import RematPolicy
 from burnish.ops.head import HeadOutputs, OutputName, head_map
+from burnish.ops.head_loss import TokenLoss, head_loss
 
 Batch = Mapping[str, jax.Array]
 """Arrays [rows, length]: tokens, targets, weights, segment_ids, positions, example_ids (see `burnish.data.packing`)."""
@@ -31,6 +33,8 @@ class Features:
     dropout: bool
     cache: bool
     neftune: bool = False
+    remat: bool = False
+    groups: bool = False
     own_dropout: bool = False
     own_statistics: bool = False
 
@@ -52,7 +56,7 @@ class Features:
 def features_of(module: nnx.Module) -> Features:
     """Reads a module's abilities off its methods and their parameters."""
     if isinstance(module, Decoder):
-        return Features(packing=True, hidden=True, dropout=True, cache=True, neftune=True)
+        return Features(packing=True, hidden=True, dropout=True, cache=True, neftune=True, remat=True, groups=True)
     has_hidden = callable(getattr(module, "hidden", None)) and callable(getattr(module, "unembedding", None))
     if not has_hidden and not callable(module):
         raise InputError(f"{type(module).__name__} is not a language model: it cannot be called on tokens")
@@ -64,6 +68,8 @@ def features_of(module: nnx.Module) -> Features:
         dropout="dropout" in takes,
         cache=False,
         neftune={"dropout", "neftune_alpha"} <= set(takes),
+        remat="remat" in takes,
+        groups="groups" in takes,
         own_dropout=bool(jax.tree.leaves(nnx.state(module, nnx.RngState))),
         own_statistics=bool(jax.tree.leaves(nnx.state(module, nnx.BatchStat))),
     )
@@ -76,16 +82,61 @@ def token_outputs(
     *,
     dropout_key: jax.Array | None = None,
     neftune_alpha: float = 0.0,
+    remat: RematPolicy | None = None,
     groups: int = 1,
 ) -> HeadOutputs:
     """What an objective asked for, per token of a batch [rows, length]; 0 where the batch's weight is 0.
 
     dropout_key: typed key of (seed, step); None, as in evaluation, switches dropout and NEFTune's noise off.
+    remat: what is kept for the backward pass, None for the module's default. groups: devices rows are sharded over.
 
     Our decoder and any module with `hidden` and `unembedding` go through the head mapper; others through their logits.
     Modules of others are put in their evaluation mode (see `Features.missing`). Raises InputError for an alpha above 0
     and a module that takes no `neftune_alpha`.
     """
+    features, known = _forward_arguments(module, batch, dropout_key, neftune_alpha, remat, groups)
+    mask = batch["weights"] != 0
+    if not features.hidden:
+        return _from_logits(module(batch["tokens"], **known), batch["targets"], mask, outputs)
+    hidden, matrix, options = _hidden_and_head(module, batch, known)
+    return head_map(hidden, matrix, batch["targets"], mask, outputs=outputs, groups=groups, **options)
+
+
+def token_loss(
+    module: Any,
+    batch: Batch,
+    loss: TokenLoss,
+    outputs: Sequence[OutputName],
+    *,
+    dropout_key: jax.Array | None = None,
+    neftune_alpha: float = 0.0,
+    remat: RematPolicy | None = None,
+    groups: int = 1,
+) -> tuple[jax.Array, HeadOutputs]:
+    """A loss that is a sum over tokens (`burnish.ops.head_loss`), and what it was taken of, without a gradient.
+
+    Arguments and errors as `token_outputs`; a module without hidden states is differentiated through its logits.
+    """
+    features, known = _forward_arguments(module, batch, dropout_key, neftune_alpha, remat, groups)
+    if not features.hidden:
+        mask = batch["weights"] != 0
+        found = _from_logits(module(batch["tokens"], **known), batch["targets"], mask, outputs)
+        return loss(found, batch["weights"]), found
+    hidden, matrix, options = _hidden_and_head(module, batch, known)
+    return head_loss(
+        loss, hidden, matrix, batch["targets"], batch["weights"], outputs=outputs, groups=groups, **options
+    )
+
+
+def _forward_arguments(
+    module: Any,
+    batch: Batch,
+    dropout_key: jax.Array | None,
+    neftune_alpha: float,
+    remat: RematPolicy | None,
+    groups: int,
+) -> tuple[Features, dict[str, Any]]:
+    """What the module can do, and what its forward pass is given beside the tokens."""
     features = features_of(module)
     if neftune_alpha and not features.neftune:
         raise InputError(f"neftune_alpha: {type(module).__name__} takes no noise on its embedded tokens; leave it at 0")
@@ -98,20 +149,20 @@ def token_outputs(
         known["dropout"] = DropoutKeys(dropout_key, batch["example_ids"], batch["positions"])
         if neftune_alpha:
             known["neftune_alpha"] = neftune_alpha
-    mask = batch["weights"] != 0
-    if features.hidden:
-        matrix, layout = module.unembedding()
-        return head_map(
-            module.hidden(batch["tokens"], **known),
-            matrix,
-            batch["targets"],
-            mask,
-            outputs=outputs,
-            unembed_layout=layout,
-            softcap=getattr(getattr(module, "config", None), "final_softcap", None),
-            groups=groups,
-        )
-    return _from_logits(module(batch["tokens"], **known), batch["targets"], mask, outputs)
+    if features.remat and remat is not None:
+        known["remat"] = remat
+    if features.groups:
+        known["groups"] = groups
+    return features, known
+
+
+def _hidden_and_head(
+    module: Any, batch: Batch, known: Mapping[str, Any]
+) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+    """Hidden states, the unembedding, and how the head is to be read."""
+    matrix, layout = module.unembedding()
+    softcap = getattr(getattr(module, "config", None), "final_softcap", None)
+    return module.hidden(batch["tokens"], **known), matrix, {"unembed_layout": layout, "softcap": softcap}
 
 
 def _from_logits(logits: jax.Array, targets: jax.Array, mask: jax.Array, outputs: Sequence[OutputName]) -> HeadOutputs:

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from burnish.models.config import ModelConfig
+from burnish.models.remat import kept
 from burnish.models.rope import apply_rope
 from burnish.ops.attention import Backend, attention
+from burnish.ops.matmul import matmul
 from burnish.ops.visibility import TokenIds
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -75,7 +77,8 @@ class LayerCache(NamedTuple):
 class Context(NamedTuple):
     """What every block of one forward pass shares.
 
-    `keys` describes the keys when they come from a cache, whose slots from `cache_index` on are being written.
+    `keys` describes the keys when they come from a cache, whose slots from `cache_index` on are being written. `groups`
+    is how many devices the rows are sharded over.
     """
 
     queries: TokenIds
@@ -85,6 +88,7 @@ class Context(NamedTuple):
     keys: TokenIds | None = None
     cache_index: jax.Array | int = 0
     backend: Backend = "auto"
+    groups: int = 1
 
 
 class Linear(nnx.Module):
@@ -97,12 +101,11 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array, dropout: DropoutKeys | None = None) -> jax.Array:
         """x [batch, length, in] -> [batch, length, out] in the dtype of x."""
-        kernel = self.kernel[...].astype(x.dtype)
         if len(self.adapters):
             *earlier, last = self.adapters
-            y = last(x, kernel, earlier, dropout)
+            y = last(x, self.kernel[...], earlier, dropout)
         else:
-            y = x @ kernel
+            y = matmul(x, self.kernel[...])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
     def effective_kernel(self, dtype: Any = None) -> jax.Array:
@@ -150,8 +153,8 @@ class MLP(nnx.Module):
         self.activation = config.activation
 
     def __call__(self, x: jax.Array, dropout: DropoutKeys | None = None) -> jax.Array:
-        gate = ACTIVATIONS[self.activation](self.gate_proj(x, dropout))
-        return self.down_proj(gate * self.up_proj(x, dropout), dropout)
+        gate, up = kept(self.gate_proj(x, dropout), "gate"), kept(self.up_proj(x, dropout), "up")
+        return self.down_proj(ACTIVATIONS[self.activation](gate) * up, dropout)
 
 
 class Attention(nnx.Module):
@@ -172,9 +175,9 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         """x [batch, length, hidden] -> (the same, the cache with this call's keys and values written)."""
         dropout = context.dropout
-        q = apply_rope(self._split_heads(self.q_proj(x, dropout)), context.cos, context.sin)
-        k = apply_rope(self._split_heads(self.k_proj(x, dropout)), context.cos, context.sin)
-        v = self._split_heads(self.v_proj(x, dropout))
+        q = kept(apply_rope(self._split_heads(self.q_proj(x, dropout)), context.cos, context.sin), "query")
+        k = kept(apply_rope(self._split_heads(self.k_proj(x, dropout)), context.cos, context.sin), "key")
+        v = kept(self._split_heads(self.v_proj(x, dropout)), "value")
         if cache is not None:
             at = (0, 0, context.cache_index, 0)
             cache = LayerCache(
@@ -195,6 +198,7 @@ class Attention(nnx.Module):
             window=self.window,
             softcap=self.softcap,
             backend=context.backend,
+            groups=context.groups,
         )
         batch, heads, length, dim = mixed.shape
         joined = mixed.transpose(0, 2, 1, 3).reshape(batch, length, heads * dim)
@@ -219,5 +223,5 @@ class Block(nnx.Module):
         self, x: jax.Array, context: Context, cache: LayerCache | None = None
     ) -> tuple[jax.Array, LayerCache | None]:
         mixed, cache = self.attn(self.attn_norm(x), context, cache)
-        x = x + mixed
+        x = kept(x + mixed, "after_attention")
         return x + self.mlp(self.mlp_norm(x), context.dropout), cache

@@ -19,6 +19,15 @@ class Objective(Protocol):
         """What it needs of each token."""
         ...
 
+    @property
+    def per_token(self) -> bool:
+        """Whether each sum is one over tokens of a function of that token's quantities and weight alone.
+
+        Such a loss is differentiated a chunk of tokens at a time, in one visit to the vocabulary. A loss that looks at
+        several tokens at once (at sequences, at pairs) says False.
+        """
+        ...
+
     def denominators(self, weights: jax.Array) -> dict[str, jax.Array]:
         """By term, what its sum over the global batch is divided by, from the loss weights of that batch."""
         ...

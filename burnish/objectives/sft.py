@@ -120,6 +120,11 @@ class SFT:
             raise InputError(f"label_smoothing: goes with cross_entropy, not with {self.loss}; set it to 0")
 
     @property
+    def per_token(self) -> bool:
+        """True: every term is a sum over tokens (`burnish.objectives.objective.Objective`)."""
+        return True
+
+    @property
     def head_outputs(self) -> tuple[OutputName, ...]:
         """Names of the quantities to ask `head_map` for: no more than the loss needs."""
         names: list[OutputName] = ["log_probs"]

@@ -13,6 +13,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from burnish.errors import InputError
 from burnish.ops.blockwise import blockwise_attention
@@ -40,6 +41,7 @@ def attention(
     softcap: float | None = None,
     scale: float | None = None,
     backend: Backend = "auto",
+    groups: int = 1,
 ) -> jax.Array:
     """Softmax attention, `softmax(scale q k') v`, over the keys each query sees (`burnish.ops.visibility`).
 
@@ -55,13 +57,14 @@ def attention(
         softcap: bends scores to `softcap * tanh(score / softcap)` before the mask (Gemma 2).
         scale: `head_dim ** -0.5` unless given.
         backend: "dense", "blockwise" (reverse-mode derivatives only), or "auto", the faster on a CPU.
+        groups: equal pieces the batch is cut in, as many as the devices it is sharded over: then none is moved.
 
     Returns:
         `[batch, heads, q_length, head_dim]` in q's dtype.
 
     Raises:
         InputError: shapes that do not fit together, a window below 1, a softcap of 0 or less, only one of
-            `kv_positions` and `kv_segment_ids`, an unknown back end.
+            `kv_positions` and `kv_segment_ids`, an unknown back end, groups that do not divide the batch.
     """
     if (kv_positions is None) != (kv_segment_ids is None):
         raise InputError("attention: give kv_positions and kv_segment_ids together, or neither")
@@ -71,16 +74,18 @@ def attention(
         q_segment_ids if kv_segment_ids is None else kv_segment_ids,
     )
     _check(q, k, v, q_ids, kv_ids, window, softcap)
+    if groups < 1 or q.shape[0] % groups:
+        raise InputError(f"attention: {q.shape[0]} rows cannot be cut into {groups} equal groups of one or more")
     if scale is None:
         scale = q.shape[-1] ** -0.5
     if backend == "auto":
         backend = choose_backend(q.shape[2], k.shape[2])
     if backend == "blockwise":
-        return blockwise_attention(q, k, v, q_ids, kv_ids, scale=scale, window=window, softcap=softcap)
+        return blockwise_attention(q, k, v, q_ids, kv_ids, scale=scale, window=window, softcap=softcap, groups=groups)
     if backend == "dense":
         core = functools.partial(dense_attention, scale=scale, window=window, softcap=softcap)
         # Computed again in the backward pass: less memory, and on a CPU no slower than reading it back.
-        return jax.checkpoint(core)(q, k, v, q_ids, kv_ids)
+        return checkpoint_name(jax.checkpoint(core)(q, k, v, q_ids, kv_ids), "attention")
     raise InputError(f"attention: unknown backend {backend!r}; use 'auto', 'dense' or 'blockwise'")
 
 

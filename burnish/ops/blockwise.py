@@ -11,17 +11,20 @@ The backward pass computes the scores again (Dao 2023, "FlashAttention-2"):
 where a soft-cap, `s = cap tanh(x / cap)`, puts a factor `1 - (s / cap)^2` on `ds`.
 
 Which pairs of blocks are worth a visit is read from the ids at run time (`visibility.visible_blocks`), for
-the whole batch at once, so that rows sharded over devices stay where they are. Each block of queries then
-loops over a list of its own: what is not on it costs nothing. The list decides only what is skipped, since
+the rows that go together: few on a CPU, where their scores then stay in its cache; all of them elsewhere. As many
+come from each of the batch's groups, so that rows sharded over devices stay where they are. Each block of queries
+then loops over a list of its own: what is not on it costs nothing. The list decides only what is skipped, since
 every block visited is masked exactly. Under `vmap` the result is right, but the saving is lost.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from burnish.ops.visibility import TokenIds, visible, visible_blocks
 
@@ -29,6 +32,8 @@ from burnish.ops.visibility import TokenIds, visible, visible_blocks
 _FLOOR = -1e30
 # Block lengths are multiples of this.
 _GRAIN = 16
+# Bytes of scores that a visit may hold on a CPU: about the second-level cache of two cores.
+_CACHE = 3 * 2**20
 
 
 def blockwise_attention(
@@ -43,24 +48,34 @@ def blockwise_attention(
     softcap: float | None = None,
     q_block: int | None = None,
     kv_block: int | None = None,
+    rows: int | None = None,
+    groups: int = 1,
 ) -> jax.Array:
     """`attention.attention`, which checks the arguments, a block at a time. Reverse-mode derivatives only.
 
     q `[batch, heads, q_length, head_dim]`, k and v `[batch, kv_heads, kv_length, head_dim]`, ids
     `[batch, length]`; returns q's shape and dtype. A block holds at most `q_block` queries (of every head
-    that shares a key head) or `kv_block` keys, multiples of 16 both; rows of any length are padded to whole
-    blocks. Unless given they follow from the lengths.
+    that shares a key head) or `kv_block` keys, multiples of 16 both, of `rows` rows of each of the `groups` the
+    batch is cut in; rows of any length are padded to whole blocks. Unless given, blocks follow from the lengths, and
+    rows from the size of a CPU's cache; elsewhere all rows go together.
     """
     q_block = q_block or _default_block(q.shape[2])
     kv_block = kv_block or _default_block(k.shape[2])
-    return _blockwise(q, k, v, q_ids, kv_ids, _Config(scale, window, softcap, q_block, kv_block))
+    return _blockwise(q, k, v, q_ids, kv_ids, _Config(scale, window, softcap, q_block, kv_block, rows or 0, groups))
 
 
 def _default_block(length: int) -> int:
-    """Small blocks skip more of the causal triangle, large ones multiply faster. Measured on 2 CPU cores, forward
-    and backward: at 256 tokens blocks of 64 are 1.2 to 1.5 times as fast as 128, at 1024 blocks of 128 are 1.2
-    times as fast as 64 and level with 256."""
-    return 64 if length < 512 else 128
+    """Small blocks skip more of the causal triangle and of other documents, large ones multiply faster. Measured on
+    2 CPU cores, forward and backward: at 256 tokens 64, 128 and 256 are level, at 2048 blocks of 256 are 1.2 times
+    as fast as 128 and 1.4 times as fast as 64."""
+    return 128 if length <= 512 else 256
+
+
+def _cached_rows(batch: int, heads: int, config: "_Config") -> int:
+    """As many rows of a group, a divisor of them, as have their block of scores in a CPU's cache."""
+    group = batch // config.groups
+    most = max(1, _CACHE // (4 * heads * config.q_block * config.kv_block))
+    return max(rows for rows in range(1, min(group, most) + 1) if group % rows == 0)
 
 
 class _Config(NamedTuple):
@@ -69,17 +84,19 @@ class _Config(NamedTuple):
     softcap: float | None
     q_block: int
     kv_block: int
+    rows: int  # that go together, of each group; 0 stands for as many as suit the platform
+    groups: int
 
 
 class _Blocks(NamedTuple):
     """The operands, cut. `kv_order[i, :kv_count[i]]` are the key blocks that query block `i` has to visit."""
 
-    q: jax.Array  # [q_blocks, batch, kv_heads, group * q_block, head_dim]
-    k: jax.Array  # [kv_blocks, batch, kv_heads, kv_block, head_dim]
+    q: jax.Array  # [q_blocks, rows, kv_heads, group * q_block, head_dim]: those of the first rows first
+    k: jax.Array  # [kv_blocks, rows, kv_heads, kv_block, head_dim]
     v: jax.Array  # as k
-    q_ids: TokenIds  # [q_blocks, batch, q_block]
-    kv_ids: TokenIds  # [kv_blocks, batch, kv_block]
-    kv_order: jax.Array  # [q_blocks, kv_blocks]
+    q_ids: TokenIds  # [q_blocks, rows, q_block]
+    kv_ids: TokenIds  # [kv_blocks, rows, kv_block]
+    kv_order: jax.Array  # [q_blocks, kv_blocks of the same rows]
     kv_count: jax.Array  # [q_blocks]
 
     def keys(self, j: jax.Array) -> tuple[jax.Array, jax.Array, TokenIds]:
@@ -99,6 +116,36 @@ def _blockwise(
 def _forward(
     q: jax.Array, k: jax.Array, v: jax.Array, q_ids: TokenIds, kv_ids: TokenIds, config: _Config
 ) -> tuple[jax.Array, tuple[Any, ...]]:
+    found = _where_it_runs(_walk_forward, config, q, k, v, q_ids, kv_ids)
+    # By this name a recomputed block keeps them, and walks the blocks of keys no second time.
+    out, log_sum_exp = (checkpoint_name(x, "attention") for x in found)
+    return out, (q, k, v, q_ids, kv_ids, out, log_sum_exp)
+
+
+def _backward(config: _Config, residuals: tuple[Any, ...], d_out: jax.Array) -> tuple[Any, ...]:
+    return (*_where_it_runs(_walk_backward, config, *residuals, d_out), None, None)
+
+
+_blockwise.defvjp(_forward, _backward)
+
+
+def _where_it_runs(walk: Callable[..., Any], config: _Config, q: jax.Array, *arrays: Any) -> Any:
+    """`walk(config, q, *arrays)` with the rows that go together where it is going to run."""
+    batch, heads = q.shape[:2]
+    if config.rows:
+        return walk(config, q, *arrays)
+    few = config._replace(rows=_cached_rows(batch, heads, config))
+    all_rows = config._replace(rows=batch // config.groups)
+    if few == all_rows:
+        return walk(few, q, *arrays)
+    cpu, default = functools.partial(walk, few), functools.partial(walk, all_rows)
+    return lax.platform_dependent(q, *arrays, cpu=cpu, default=default)
+
+
+def _walk_forward(
+    config: _Config, q: jax.Array, k: jax.Array, v: jax.Array, q_ids: TokenIds, kv_ids: TokenIds
+) -> tuple[jax.Array, jax.Array]:
+    """The output, and the log-sum-exp of each query's scores `[batch, heads, q_length]`."""
     blocks = _cut_all(q, k, v, q_ids, kv_ids, config)
     dtype = _score_dtype(q)
 
@@ -123,12 +170,21 @@ def _forward(
 
     xs = (blocks.q, blocks.q_ids, blocks.kv_order, blocks.kv_count)
     _, (out, log_sum_exp) = lax.scan(attend_from, None, xs)
-    out = _join(out, q.shape)
-    return out, (q, k, v, q_ids, kv_ids, out, log_sum_exp)
+    return _join(out, q.shape, config), _join(log_sum_exp[..., None], (*q.shape[:3], 1), config)[..., 0]
 
 
-def _backward(config: _Config, residuals: tuple[Any, ...], d_out: jax.Array) -> tuple[Any, ...]:
-    q, k, v, q_ids, kv_ids, out, log_sum_exp = residuals
+def _walk_backward(
+    config: _Config,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_ids: TokenIds,
+    kv_ids: TokenIds,
+    out: jax.Array,
+    log_sum_exp: jax.Array,
+    d_out: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients for q, k and v."""
     blocks = _cut_all(q, k, v, q_ids, kv_ids, config)
     dtype = _score_dtype(q)
     mean_slope = (d_out.astype(dtype) * out).sum(-1, keepdims=True)
@@ -140,7 +196,7 @@ def _backward(config: _Config, residuals: tuple[Any, ...], d_out: jax.Array) -> 
             dq_i, dk, dv = state
             k_j, v_j, ids_j = blocks.keys(order[n])
             scores, slope = _scores(q_i, k_j, ids_i, ids_j, config)
-            weights = jnp.exp(scores - log_sum_exp_i[..., None])
+            weights = jnp.exp(scores - log_sum_exp_i)
             d_weights = _dot("bkrd,bksd->bkrs", d_out_i, v_j, dtype)
             d_scores = (weights * (d_weights - mean_slope_i) * slope).astype(q.dtype)
             dq_i += _dot("bkrs,bksd->bkrd", d_scores, k_j, dtype)
@@ -153,15 +209,13 @@ def _backward(config: _Config, residuals: tuple[Any, ...], d_out: jax.Array) -> 
         return (dk, dv), dq_i
 
     q_block = blocks.q_ids.positions.shape[-1]
-    d_out, mean_slope = (_cut(x, k.shape[1], q_block) for x in (d_out, mean_slope))
+    by_query = (d_out, mean_slope, log_sum_exp[..., None])
+    d_out, mean_slope, log_sum_exp = (_cut(x, k.shape[1], q_block, config) for x in by_query)
     xs = (blocks.q, d_out, mean_slope, log_sum_exp, blocks.q_ids, blocks.kv_order, blocks.kv_count)
     start = jnp.zeros(blocks.k.swapaxes(-1, -2).shape, dtype)
     (dk, dv), dq = lax.scan(attend_from, (start, start), xs)
-    dk, dv = (_join(x.swapaxes(-1, -2), k.shape) for x in (dk, dv))
-    return _join(dq, q.shape).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
-
-
-_blockwise.defvjp(_forward, _backward)
+    dk, dv = (_join(x.swapaxes(-1, -2), k.shape, config) for x in (dk, dv))
+    return _join(dq, q.shape, config).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
 
 
 def _scores(
@@ -183,17 +237,19 @@ def _cut_all(q: jax.Array, k: jax.Array, v: jax.Array, q_ids: TokenIds, kv_ids: 
     q_block = _block_length(q.shape[2], config.q_block)
     kv_block = _block_length(k.shape[2], config.kv_block)
     # What is added to fill the last block is segment 0: it sees nothing and nothing sees it.
-    q_ids = jax.tree.map(lambda ids: _cut_ids(ids, q_block), q_ids)
-    kv_ids = jax.tree.map(lambda ids: _cut_ids(ids, kv_block), kv_ids)
-    worth = visible_blocks(q_ids, kv_ids, config.window)
+    q_ids = jax.tree.map(lambda ids: _cut_ids(ids, q_block, config), q_ids)
+    kv_ids = jax.tree.map(lambda ids: _cut_ids(ids, kv_block, config), kv_ids)
+    worth = jax.vmap(functools.partial(visible_blocks, window=config.window))(q_ids, kv_ids)
+    parts, _, kv_blocks = worth.shape
+    first = kv_blocks * jnp.arange(parts)[:, None, None]
     return _Blocks(
-        q=_cut(q, kv_heads, q_block),
-        k=_cut(k, kv_heads, kv_block),
-        v=_cut(v, kv_heads, kv_block),
-        q_ids=q_ids,
-        kv_ids=kv_ids,
-        kv_order=jnp.argsort(~worth, axis=1, stable=True),
-        kv_count=worth.sum(1, dtype=jnp.int32),
+        q=_cut(q, kv_heads, q_block, config),
+        k=_cut(k, kv_heads, kv_block, config),
+        v=_cut(v, kv_heads, kv_block, config),
+        q_ids=jax.tree.map(_flat, q_ids),
+        kv_ids=jax.tree.map(_flat, kv_ids),
+        kv_order=_flat(first + jnp.argsort(~worth, axis=2, stable=True)),
+        kv_count=worth.sum(2, dtype=jnp.int32).reshape(-1),
     )
 
 
@@ -203,28 +259,38 @@ def _block_length(length: int, most: int) -> int:
     return -(-length // (count * _GRAIN)) * _GRAIN
 
 
-def _cut(x: jax.Array, kv_heads: int, block: int) -> jax.Array:
-    """`[batch, heads, length, dim]` -> `[blocks, batch, kv_heads, group * block, dim]`: heads that share a
+def _cut(x: jax.Array, kv_heads: int, block: int, config: _Config) -> jax.Array:
+    """`[batch, heads, length, dim]` -> `[blocks, rows, kv_heads, group * block, dim]`: heads that share a
     key head lie one after another in one long matrix."""
-    batch, heads, length, dim = x.shape
-    group = heads // kv_heads
+    _, heads, length, dim = x.shape
     x = jnp.pad(x, ((0, 0), (0, 0), (0, -length % block), (0, 0)))
-    x = x.reshape(batch, kv_heads, group, -1, block, dim).transpose(3, 0, 1, 2, 4, 5)
-    return x.reshape(-1, batch, kv_heads, group * block, dim)
+    x = x.reshape(config.groups, -1, config.rows, kv_heads, heads // kv_heads, x.shape[2] // block, block, dim)
+    x = x.transpose(1, 5, 0, 2, 3, 4, 6, 7)
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2] * x.shape[3], kv_heads, -1, dim)
 
 
-def _join(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _join(x: jax.Array, shape: tuple[int, ...], config: _Config) -> jax.Array:
     """Undoes `_cut`, to `shape`."""
-    blocks, batch, kv_heads, _, dim = x.shape
-    heads, length = shape[1:3]
-    x = x.reshape(blocks, batch, kv_heads, heads // kv_heads, -1, dim).transpose(1, 2, 3, 0, 4, 5)
-    return x.reshape(batch, heads, -1, dim)[:, :, :length]
+    batch, heads, length, dim = shape
+    blocks, rows, kv_heads, _, _ = x.shape
+    parts = batch // rows
+    x = x.reshape(
+        parts, blocks // parts, config.groups, -1, kv_heads, heads // kv_heads, x.shape[3] * kv_heads // heads, dim
+    )
+    return x.transpose(2, 0, 3, 4, 5, 1, 6, 7).reshape(batch, heads, -1, dim)[:, :, :length]
 
 
-def _cut_ids(ids: jax.Array, block: int) -> jax.Array:
-    """`[batch, length]` -> `[blocks, batch, block]`."""
-    batch, length = ids.shape
-    return jnp.pad(ids, ((0, 0), (0, -length % block))).reshape(batch, -1, block).swapaxes(0, 1)
+def _cut_ids(ids: jax.Array, block: int, config: _Config) -> jax.Array:
+    """`[batch, length]` -> `[parts, blocks, rows, block]`."""
+    length = ids.shape[1]
+    ids = jnp.pad(ids, ((0, 0), (0, -length % block)))
+    ids = ids.reshape(config.groups, -1, config.rows, ids.shape[1] // block, block).transpose(1, 3, 0, 2, 4)
+    return ids.reshape(*ids.shape[:2], -1, block)
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    """Joins the two leading axes."""
+    return x.reshape(-1, *x.shape[2:])
 
 
 def _add_at(total: jax.Array, index: jax.Array, part: jax.Array) -> jax.Array:

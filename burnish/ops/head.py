@@ -110,24 +110,12 @@ def head_map(
     Raises:
       InputError: an argument is out of its range, or shapes do not fit each other.
     """
-    _check(hidden, unembed, targets, mask, outputs, token_ids, unembed_layout, temperature, softcap, groups)
+    check_arguments(hidden, unembed, targets, mask, outputs, token_ids, unembed_layout, temperature, softcap, groups)
     lead, dim = hidden.shape[:-1], hidden.shape[-1]
-    per_group = math.prod(lead) // groups
-    vocab = unembed.shape[0 if unembed_layout == "vocab_dim" else 1]
-    if chunk_rows is None:
-        affordable = max(_FEWEST_ROWS, min(_CHUNK_BYTES // (4 * vocab), per_group // 8))
-        chunk_rows = 2 ** (affordable.bit_length() - 1)
-    elif chunk_rows < 1:
-        raise InputError(f"chunk_rows: {chunk_rows} must be 1 or more")
-    spec = HeadSpec(
-        outputs=tuple(outputs) + (("token_id_log_probs",) if token_ids is not None else ()),
-        layout=unembed_layout,
-        temperature=float(temperature),
-        softcap=None if softcap is None else float(softcap),
-        rows=min(chunk_rows, per_group),
-        dtype=hidden.dtype,
-    )
-    flat = (groups, per_group)
+    flat = (groups, math.prod(lead) // groups)
+    spec = head_spec(hidden, unembed, flat[1], outputs, unembed_layout, temperature, softcap, chunk_rows)
+    if token_ids is not None:
+        spec = spec._replace(outputs=(*spec.outputs, "token_id_log_probs"))
     tokens = HeadTokens(
         targets=targets.reshape(flat) if targets is not None and "log_probs" in outputs else None,
         token_ids=None if token_ids is None else token_ids.reshape(*flat, -1),
@@ -163,7 +151,35 @@ def token_logprobs(
     return found.log_probs
 
 
-def _check(
+def head_spec(
+    hidden: jax.Array,
+    unembed: jax.Array,
+    per_group: int,
+    outputs: Sequence[OutputName],
+    layout: UnembedLayout,
+    temperature: float,
+    softcap: float | None,
+    chunk_rows: int | None,
+    chunk_bytes: int = _CHUNK_BYTES,
+) -> HeadSpec:
+    """The static half of a call, whose arguments were checked; `chunk_rows` as `head_map` has it."""
+    vocab = unembed.shape[0 if layout == "vocab_dim" else 1]
+    if chunk_rows is None:
+        affordable = max(_FEWEST_ROWS, min(chunk_bytes // (4 * vocab), per_group // 8))
+        chunk_rows = 2 ** (affordable.bit_length() - 1)
+    elif chunk_rows < 1:
+        raise InputError(f"chunk_rows: {chunk_rows} must be 1 or more")
+    return HeadSpec(
+        outputs=tuple(outputs),
+        layout=layout,
+        temperature=float(temperature),
+        softcap=None if softcap is None else float(softcap),
+        rows=min(chunk_rows, per_group),
+        dtype=hidden.dtype,
+    )
+
+
+def check_arguments(
     hidden: jax.Array,
     unembed: jax.Array,
     targets: jax.Array | None,
@@ -217,7 +233,7 @@ def _forward(
 
     def one_chunk(start: jax.Array) -> dict[str, jax.Array]:
         rows, tokens_here = jax.tree.map(picker(places, start, spec.rows), (hidden, tokens))
-        found = chunk_outputs(spec, rows, unembed, tokens_here, slopes)
+        found = chunk_outputs(spec, raw_logits(spec, rows, unembed), unembed, tokens_here, slopes)
         return {name: array for name, array in found.items() if name in spec.outputs or name in kept}
 
     def body(i: jax.Array, buffers: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -304,13 +320,14 @@ def _head(
 def _head_forward(spec: HeadSpec, *primals: Any) -> tuple[dict[str, jax.Array], tuple[Any, ...]]:
     """Under differentiation each array comes as a `value` and whether it is `perturbed` (differentiated)."""
     trained = primals[1].perturbed
-    hidden, unembed, tokens, mask = jax.tree.map(lambda leaf: leaf.value, primals, is_leaf=_is_primal)
+    hidden, unembed, tokens, mask = jax.tree.map(lambda leaf: leaf.value, primals, is_leaf=is_primal)
     kept = KEPT_TRAINED if trained else KEPT_FROZEN
     outputs, kept_arrays = _forward(spec, hidden, unembed, tokens, mask, slopes=not trained, kept=kept)
     return outputs, (hidden if trained else None, unembed, tokens, mask, kept_arrays)
 
 
-def _is_primal(leaf: Any) -> bool:
+def is_primal(leaf: Any) -> bool:
+    """Whether it is an array as a forward rule gets it under `symbolic_zeros`: `value` and `perturbed`."""
     return hasattr(leaf, "perturbed")
 
 

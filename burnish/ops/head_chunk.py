@@ -33,7 +33,7 @@ KEPT_FROZEN = (
     "kept_entropy",
     "kept_mean_logit",
 )
-KEPT_TRAINED = ("logsumexp", "kept_mean_z")
+KEPT_TRAINED = ("logsumexp", "kept_rest", "kept_mean_z")
 
 
 class HeadSpec(NamedTuple):
@@ -105,28 +105,29 @@ def _is_target(raw: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def chunk_outputs(
-    spec: HeadSpec, rows: jax.Array, unembed: jax.Array, tokens: HeadTokens, slopes: bool
+    spec: HeadSpec, raw: jax.Array, unembed: jax.Array, tokens: HeadTokens, slopes: bool
 ) -> dict[str, jax.Array]:
-    """Everything asked for of one chunk, and with `slopes` what a frozen head's backward pass needs.
+    """Everything asked for of one chunk of raw logits, and with `slopes` what a frozen head's backward pass needs.
 
     `kept_expected` leaves the target out of the expected embedding: for a confident token
     `E_target - expected` would lose in rounding what `(1 - p_target) E_target - (the others)` keeps.
     """
     targets, ids = tokens.targets, tokens.token_ids
-    raw = raw_logits(spec, rows, unembed)
     z, slope = _bend(spec, raw)
     vocab = raw.shape[-1]
     peak = jnp.max(z, axis=-1)
     shifted = z - peak[..., None]
     others = mass = jnp.exp(shifted)
-    total = rest = jnp.sum(mass, axis=-1)
     found: dict[str, jax.Array] = {}
-    if targets is not None:
+    if targets is None:
+        total = jnp.sum(mass, axis=-1)
+    else:
         target_z, target_slope = _bend(spec, _gather_logits(raw, targets[..., None])[..., 0])
+        others = jnp.where(_is_target(raw, targets), 0, mass)
+        rest = jnp.sum(others, axis=-1)
+        total = rest + jnp.exp(target_z - peak)
+        found["kept_rest"] = rest / total
         if slopes:
-            others = jnp.where(_is_target(raw, targets), 0, mass)
-            rest = jnp.sum(others, axis=-1)
-            found["kept_rest"] = rest / total
             found["kept_target_slope"] = jnp.broadcast_to(target_slope, total.shape)
         found["log_probs"] = target_z - peak - jnp.log(total)
     found["logsumexp"] = peak + jnp.log(total)
@@ -196,9 +197,13 @@ def logit_gradient(
     scale = scale[..., None]
     if "entropy" in due:
         scale = scale + due["entropy"][..., None] * (kept["kept_mean_z"][..., None] - z)
-    gradient = jnp.exp(z - kept["logsumexp"][..., None]) * scale
+    probabilities = jnp.exp(z - kept["logsumexp"][..., None])
+    gradient = probabilities * scale
     if tokens.targets is not None and "log_probs" in due:
-        gradient += jnp.where(_is_target(raw, tokens.targets), due["log_probs"][..., None], 0)
+        # At the target due (1 - p), from the sum of the others: 1 - p itself would round for a confident token.
+        extra = due["log_probs"][..., None]
+        at_target = probabilities * (scale + extra) + extra * kept["kept_rest"][..., None]
+        gradient = jnp.where(_is_target(raw, tokens.targets), at_target, gradient)
     if "mean_logit" in due:
         gradient += due["mean_logit"][..., None] / raw.shape[-1]
     if tokens.token_ids is not None and "token_id_log_probs" in due:

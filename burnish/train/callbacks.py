@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.examples import EncodeCounts, Encoded
+from burnish.train.memory import StepMemory
+from burnish.train.remat import RematChoice
 from burnish.train.run_folder import TENSORBOARD, RunFolder
 
 if TYPE_CHECKING:
@@ -18,9 +20,9 @@ class RunPlan:
 
     parameters, trainable: counts of numbers. done, total: steps made before, and to be made in all. rows, length,
     micro_batches: shape of a step's batch, at its longest. efficiency: real tokens over slots of the first epoch.
-    memory_bytes: the compiled step's arguments, outputs and temporaries on one device, 0 where the compiler does not
-    say. example: the first training example. train_counts, efficiency and example are None where rows are streamed.
-    source_counts: of several sources, by name.
+    memory: the compiled step's on one device. remat: what blocks keep for the backward pass, and why. example: the
+    first training example. train_counts, efficiency and example are None where rows are streamed. source_counts: of
+    several sources, by name.
     """
 
     recipe: Mapping[str, Any]
@@ -35,7 +37,8 @@ class RunPlan:
     source_counts: Mapping[str, EncodeCounts]
     eval_counts: EncodeCounts
     efficiency: float | None
-    memory_bytes: int
+    memory: StepMemory
+    remat: RematChoice
     compile_seconds: float
     lacks: list[str]
     example: Encoded | None

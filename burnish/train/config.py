@@ -2,12 +2,13 @@
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from burnish.data.config import DataConfig
 from burnish.distributed.config import MeshConfig
+from burnish.models.remat import RematPolicy
 from burnish.train.optimizer_config import OptimizerConfig
 
 
@@ -28,8 +29,10 @@ class TrainConfig(BaseModel):
         default_factory=list,
         description="Selectors of what is trained; empty: the adapters where there are any, else everything.",
     )
-    remat: bool = Field(
-        default=False, description="Compute each block again in the backward pass: less memory, more time."
+    remat: Literal["auto", RematPolicy] = Field(
+        default="auto",
+        description="What blocks keep for the backward pass: `none` (all of it), `selective`, `offload` (as selective, "
+        "in the host's memory), `block` (nothing: least memory, most time); auto: the fastest that fits.",
     )
     neftune_alpha: float = Field(
         default=0.0, ge=0, le=1000, description="Size of the noise on embedded tokens (arXiv 2310.05914); 0: none."

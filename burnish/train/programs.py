@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from burnish.train.memory import StepMemory
 from burnish.train.step import StepState
 
 
@@ -30,7 +31,7 @@ class Programs:
         self._frozen, self._key, self._put = frozen, key, put
         self._compiled: dict[int, Any] = {}
         self.compile_seconds = 0.0
-        self.memory_bytes = 0
+        self.memory = StepMemory()
 
     def compile(self, state: StepState, batch: Mapping[str, np.ndarray]) -> None:
         """Compiles for such a batch; notes the time it took and the memory of its step."""
@@ -38,19 +39,10 @@ class Programs:
         program = self._jitted.lower(state, self._frozen, self._put(batch), self._key).compile()
         self._compiled[batch["tokens"].shape[1]] = program
         self.compile_seconds += time.perf_counter() - began
-        self.memory_bytes = max(self.memory_bytes, _memory(program))
+        self.memory = self.memory.or_more(StepMemory.of(program))
 
     def __call__(self, state: StepState, batch: Mapping[str, np.ndarray]) -> tuple[StepState, dict[str, jax.Array]]:
         length = batch["tokens"].shape[1]
         if length not in self._compiled:
             self.compile(state, batch)
         return self._compiled[length](state, self._frozen, self._put(batch), self._key)
-
-
-def _memory(compiled: Any) -> int:
-    """Bytes a step needs on one device: arguments, outputs that reuse none of them, temporaries; 0 where unknown."""
-    sizes = compiled.memory_analysis()
-    if sizes is None:
-        return 0
-    fresh_outputs = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return sizes.argument_size_in_bytes + fresh_outputs + sizes.temp_size_in_bytes

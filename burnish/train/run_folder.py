@@ -40,8 +40,7 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror})") from None
         run = cls(path, lock)
-        text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
-        (path / CONFIG).write_text(text, encoding="utf-8")
+        run.record(recipe)
         return run
 
     @classmethod
@@ -50,6 +49,13 @@ class RunFolder:
         path = Path(path)
         read_recipe(path)
         return cls(path, _lock(path))
+
+    def record(self, recipe: Mapping[str, Any]) -> None:
+        """Writes the recipe, whole or not at all."""
+        text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
+        scratch = self.path / (CONFIG + ".new")
+        scratch.write_text(text, encoding="utf-8")
+        os.replace(scratch, self.path / CONFIG)
 
     def cut_metrics(self, step: int) -> None:
         """Drops metric lines after `step`, and a last line that was cut short: they will be written again."""

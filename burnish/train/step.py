@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from burnish.models.language_model import Batch, token_outputs
+from burnish.models.language_model import Batch, token_loss, token_outputs
 from burnish.models.parts import Arrays, Parts
+from burnish.models.remat import RematPolicy
 from burnish.objectives.objective import Objective, Sums
 from burnish.objectives.pairs import mean
 from burnish.objectives.sources import source_denominators, source_losses
+from burnish.ops.head import HeadOutputs
 from burnish.train.optimizer import Optimizer, OptimizerState
 
 
@@ -36,6 +38,7 @@ def train_step(
     *,
     sources: tuple[str, ...] = (),
     neftune_alpha: float = 0.0,
+    remat: RematPolicy | None = None,
 ) -> tuple[StepState, dict[str, jax.Array]]:
     """One update from a global batch of arrays [micro_batches, rows, length].
 
@@ -47,18 +50,25 @@ def train_step(
     scale = mean(jnp.ones(()), denominators["loss"])
     dropout_key = jax.random.fold_in(key, state.optimizer.step)
 
+    def token_sum(outputs: HeadOutputs, weights: jax.Array) -> jax.Array:
+        return objective(outputs, weights)["loss"][0]
+
     def micro_loss(params: Arrays, micro: Batch) -> tuple[jax.Array, Sums]:
         module = parts.merge(params, frozen)
-        outputs = token_outputs(
-            module,
-            micro,
-            objective.head_outputs,
-            dropout_key=dropout_key,
-            neftune_alpha=neftune_alpha,
-            groups=groups,
-        )
-        sums = objective(outputs, micro["weights"])
-        return sums["loss"][0] * scale, sums | source_losses(objective, outputs, micro, sources)
+        how: dict[str, Any] = {
+            "dropout_key": dropout_key,
+            "neftune_alpha": neftune_alpha,
+            "remat": remat,
+            "groups": groups,
+        }
+        if getattr(objective, "per_token", False):  # one that does not say is asked for no more than its sums
+            loss, outputs = token_loss(module, micro, token_sum, objective.head_outputs, **how)
+            sums = objective(outputs, micro["weights"])
+        else:
+            outputs = token_outputs(module, micro, objective.head_outputs, **how)
+            sums = objective(outputs, micro["weights"])
+            loss = sums["loss"][0]
+        return loss * scale, sums | source_losses(objective, outputs, micro, sources)
 
     def accumulate(total: tuple[Arrays, Sums], micro: Batch) -> tuple[tuple[Arrays, Sums], None]:
         (_, sums), grads = jax.value_and_grad(micro_loss, has_aux=True)(state.params, micro)

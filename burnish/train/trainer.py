@@ -35,6 +35,7 @@ from burnish.evaluate.objective import Evaluator
 from burnish.models.decoder import Decoder
 from burnish.models.parts import Parts, choose_trained, take_apart
 from burnish.models.paths import write
+from burnish.models.remat import RematPolicy
 from burnish.objectives.objective import Objective
 from burnish.objectives.sft import SFT
 from burnish.train.callbacks import Callback, MetricsFile, RunPlan, TensorBoard
@@ -45,6 +46,7 @@ from burnish.train.optimizer import make_optimizer
 from burnish.train.placement import init_optimizer
 from burnish.train.plan import check_same, micro_batches, total_steps
 from burnish.train.programs import Programs
+from burnish.train.remat import RematChoice, choose_remat
 from burnish.train.run_folder import RunFolder
 from burnish.train.step import StepState, train_step
 from burnish.wrapper import ModelWrapper
@@ -101,6 +103,7 @@ class Trainer:
         self.callbacks: list[Callback] = list(callbacks)
         self.stopping = False
         self._sources: dict[str, Any] = {}
+        self._remat: RematChoice | None = None
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -117,6 +120,8 @@ class Trainer:
             recipe["sft"] = asdict(self.objective)
         for key, source in self._sources.items():
             recipe["data"][key] = source
+        if self._remat is not None and self._remat.policy is not None:
+            recipe["train"]["remat"] = self._remat.policy
         return recipe
 
     def stop(self) -> None:
@@ -144,7 +149,7 @@ class Trainer:
             self.config = self.config.model_copy(update={"train": train})
         if jax.process_count() > 1:
             raise InputError("this trains on the devices of one process; start it without jax.distributed")
-        self.stopping = False
+        self.stopping, self._remat = False, None
         started, config, module = time.perf_counter(), self.config, self.model.module
         data = self._load(dataset, eval_dataset)
 
@@ -157,8 +162,6 @@ class Trainer:
         cut = micro_batches(config.train, shards)
 
         place_module(module, self.mesh)
-        if isinstance(module, Decoder):
-            module.remat = config.train.remat
         parts, params, frozen = take_apart(module, choose_trained(module, config.train.trainable))
         optimizer = make_optimizer(
             config.optimizer, parts.trained, {key: array.shape for key, array in params.items()}, total
@@ -169,8 +172,10 @@ class Trainer:
             run = self._open(resume, stack)
             checkpoints = stack.enter_context(closing(Checkpoints(run.path, config.train.keep))) if run else None
             done = 0
+            asked = config.train.remat
             if resume:
-                done, state = _restore(checkpoints, run, state, parts, batches, self.recipe)
+                done, state, recorded = _restore(checkpoints, run, state, parts, batches, self.recipe)
+                asked = recorded if asked == "auto" else asked
             put = functools.partial(_put, cut=cut, sharding=batch_sharding(self.mesh, micro_batches=True))
             step = functools.partial(
                 train_step,
@@ -181,8 +186,19 @@ class Trainer:
                 sources=data.names,
                 neftune_alpha=config.train.neftune_alpha,
             )
-            programs = Programs(step, state, frozen, jax.random.key(config.train.seed or 0), put)
-            programs.compile(state, batch_arrays(Examples.of([]), [[]] * config.train.batch_size, batches.longest))
+            longest = batch_arrays(Examples.of([]), [[]] * config.train.batch_size, batches.longest)
+
+            def compile_with(policy: RematPolicy | None) -> Programs:
+                key = jax.random.key(config.train.seed or 0)
+                programs = Programs(functools.partial(step, remat=policy), state, frozen, key, put)
+                programs.compile(state, longest)
+                return programs
+
+            programs, self._remat = choose_remat(
+                asked, compile_with, takes_policy=self.model.features.remat, device=self.mesh.devices.flat[0]
+            )
+            if run and not resume:
+                run.record(self.recipe)
             evaluate = self._evaluator(parts, frozen, data.held_out, data.held_out_names)
             callbacks = [*self._trackers(run, done), *self.callbacks]
             lacks = self.model.features.missing()
@@ -202,7 +218,8 @@ class Trainer:
                 source_counts={} if data.train is None else named(data.train.source_counts),
                 eval_counts=data.held_out.counts,
                 efficiency=batches.efficiency if isinstance(batches, TrainBatches) else None,
-                memory_bytes=programs.memory_bytes,
+                memory=programs.memory,
+                remat=self._remat,
                 compile_seconds=programs.compile_seconds,
                 lacks=lacks,
                 example=None if data.train is None else data.train[0],
@@ -322,14 +339,18 @@ def _restore(
     parts: Parts,
     batches: TrainBatches | StreamBatches,
     recipe: Mapping[str, Any],
-) -> tuple[int, StepState]:
-    """The last checkpoint's step and state; data order and metrics are put back to it."""
+) -> tuple[int, StepState, Any]:
+    """The last checkpoint's step, state and remat policy; data order and metrics are put back to it."""
     assert checkpoints is not None and run is not None  # `_open` refuses to resume without a directory
     done = checkpoints.latest_step()
     if done is None:
         raise InputError(f"{run.path}: no checkpoint to resume from; remove the folder and start the run again")
-    check_same(checkpoints.recipe(done), recipe, run.path)
+    before = checkpoints.recipe(done)
+    policy = before["train"]["remat"]  # what fits by now may be another, which would round in other places
+    if recipe["train"]["remat"] == "auto":
+        recipe = {**recipe, "train": {**recipe["train"], "remat": policy}}
+    check_same(before, recipe, run.path)
     restored = checkpoints.restore(done, state, parts.trained)
     batches.set_state(restored.data)
     run.cut_metrics(done)
-    return done, restored.state
+    return done, restored.state, policy

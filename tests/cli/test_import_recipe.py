@@ -266,7 +266,7 @@ def test_axolotl_recipe(tmp_path, monkeypatch):
             "batch_size": 8,
             "accumulation": 4,
             "epochs": 3,
-            "remat": True,
+            "remat": "block",
             "save_every": 200,
             "log_every": 1,
             "keep": 3,

@@ -76,7 +76,7 @@ def _read_length(keys: Keys, draft: Draft, names: Names) -> None:
             keys.refuse(key, f"Burnish counts steps; the end always counts, too: train.{ours}")
     draft.put("train.keep", keys.whole("save_total_limit"))
     if keys.get("gradient_checkpointing"):
-        draft.put("train.remat", True)
+        draft.put("train.remat", "block")
     draft.put("train.neftune_alpha", keys.number("neftune_noise_alpha"))
     draft.put("sft.label_smoothing", keys.number("label_smoothing_factor"))
     seed = keys.whole("seed")

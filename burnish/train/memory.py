@@ -1,0 +1,70 @@
+"""What a compiled step needs of a device, and what the device has."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of a compiled step on one device; 0 where the compiler does not say.
+
+    arguments: parameters, state and batch, which are there already; extra: temporaries, and outputs that reuse none of
+    the arguments' memory.
+    """
+
+    arguments: int = 0
+    extra: int = 0
+
+    @property
+    def total(self) -> int:
+        """What the device holds in the middle of a step."""
+        return self.arguments + self.extra
+
+    @classmethod
+    def of(cls, compiled: Any) -> "StepMemory":
+        """Reads it off a compiled program."""
+        sizes = compiled.memory_analysis()
+        if sizes is None:
+            return cls()
+        fresh = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+        return cls(sizes.argument_size_in_bytes, fresh + sizes.temp_size_in_bytes)
+
+    def or_more(self, other: "StepMemory") -> "StepMemory":
+        """The greater of two, each figure by itself: the two run one after the other."""
+        return StepMemory(max(self.arguments, other.arguments), max(self.extra, other.extra))
+
+
+def free_bytes(device: jax.Device) -> int | None:
+    """Memory that a program may still take on a device; None where nobody says.
+
+    Accelerators report their own. A CPU has what the kernel calls available, or less where a control group (a
+    container) allows less.
+    """
+    if stats := device.memory_stats():
+        return int(stats["bytes_limit"] - stats["bytes_in_use"]) if "bytes_limit" in stats else None
+    if device.platform != "cpu":
+        return None
+    known = [free for free in (_available(), _left_in_group()) if free is not None]
+    return min(known, default=None)
+
+
+def _available(table: Path = Path("/proc/meminfo")) -> int | None:
+    try:
+        lines = table.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _left_in_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a version 2 control group has left, file cache counted as free; None without one or without a limit."""
+    try:
+        limit = int((folder / "memory.max").read_text())  # "max" is no limit
+        used = int((folder / "memory.current").read_text())
+        details = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return limit - used + int(details.get("inactive_file", 0))
