@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from burnish.adapt.vocabulary import VocabularyConfig, learn_tokens
+from burnish.compilation import keep_programs
 from burnish.config import build_config
 from burnish.convert.builtin import BUILT_IN, cached_model
 from burnish.convert.families import family_of
@@ -30,6 +31,7 @@ def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
     directory, or the id of a model on the Hub (`org/name`). dtype: of parameters and activations; by default float32 on
     a CPU and bfloat16 elsewhere. Raises InputError when the source is none of these or is broken.
     """
+    keep_programs()
     dtype = _float_dtype(dtype) if dtype is not None else default_dtype()
     path = locate(source)
     name = str(path.resolve()) if Path(source).expanduser().exists() else str(source)

@@ -28,6 +28,7 @@ from burnish.models.layers import DropoutKeys, Linear
 from burnish.models.parts import generation_of
 from burnish.models.paths import leaves, linears, select
 from burnish.ops.matmul import as_computed, matmul, transposed_product
+from burnish.ops.platform import on_cpu
 
 
 class LoRA(nnx.Module):
@@ -45,7 +46,7 @@ class LoRA(nnx.Module):
     ) -> jax.Array:
         """x [batch, length, in] through W [in, out], the earlier (frozen) adapters and this one, in the dtype of x."""
         dropping = self.dropout > 0 and dropout is not None
-        if x.dtype == jnp.float32 and not dropping and jax.default_backend() == "cpu":
+        if x.dtype == jnp.float32 and not dropping and on_cpu():
             for adapter in earlier:
                 kernel = kernel + adapter.delta()
             return merged_matmul(x, kernel, self.a[...], self.b[...], self.scale)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from burnish.cli.huge_pages import with_huge_pages
 from burnish.errors import InputError
 
 # What a wrong command line raises. Typer brings a click of its own or uses the installed one, by version; either way
@@ -215,6 +216,8 @@ def _sampling(*values: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the command line; bad input is one line on standard error and exit status 2."""
+    if sys.argv[1:2] in (["sft"], ["resume"]):
+        with_huge_pages()
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax's own remarks on a checkpoint that we refuse in words
     try:
         status = app(standalone_mode=False)

@@ -18,7 +18,6 @@ every block visited is masked exactly. Under `vmap` the result is right, but the
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from burnish.ops.platform import on_cpu
 from burnish.ops.visibility import TokenIds, visible, visible_blocks
 
 # Below any score, yet finite: a row that has seen nothing yet must not compute inf - inf.
@@ -61,7 +61,8 @@ def blockwise_attention(
     """
     q_block = q_block or _default_block(q.shape[2])
     kv_block = kv_block or _default_block(k.shape[2])
-    return _blockwise(q, k, v, q_ids, kv_ids, _Config(scale, window, softcap, q_block, kv_block, rows or 0, groups))
+    rows = rows or _default_rows(q.shape[0] // groups, q.shape[1] * q_block * kv_block)
+    return _blockwise(q, k, v, q_ids, kv_ids, _Config(scale, window, softcap, q_block, kv_block, rows, groups))
 
 
 def _default_block(length: int) -> int:
@@ -71,10 +72,9 @@ def _default_block(length: int) -> int:
     return 128 if length <= 512 else 256
 
 
-def _cached_rows(batch: int, heads: int, config: "_Config") -> int:
-    """As many rows of a group, a divisor of them, as have their block of scores in a CPU's cache."""
-    group = batch // config.groups
-    most = max(1, _CACHE // (4 * heads * config.q_block * config.kv_block))
+def _default_rows(group: int, scores: int) -> int:
+    """As many rows of a group, a divisor of them, as have their block of `scores` each in a CPU's cache; else all."""
+    most = max(1, _CACHE // (4 * scores)) if on_cpu() else group
     return max(rows for rows in range(1, min(group, most) + 1) if group % rows == 0)
 
 
@@ -84,7 +84,7 @@ class _Config(NamedTuple):
     softcap: float | None
     q_block: int
     kv_block: int
-    rows: int  # that go together, of each group; 0 stands for as many as suit the platform
+    rows: int  # that go together, of each group
     groups: int
 
 
@@ -116,30 +116,17 @@ def _blockwise(
 def _forward(
     q: jax.Array, k: jax.Array, v: jax.Array, q_ids: TokenIds, kv_ids: TokenIds, config: _Config
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    found = _where_it_runs(_walk_forward, config, q, k, v, q_ids, kv_ids)
+    found = _walk_forward(config, q, k, v, q_ids, kv_ids)
     # By this name a recomputed block keeps them, and walks the blocks of keys no second time.
     out, log_sum_exp = (checkpoint_name(x, "attention") for x in found)
     return out, (q, k, v, q_ids, kv_ids, out, log_sum_exp)
 
 
 def _backward(config: _Config, residuals: tuple[Any, ...], d_out: jax.Array) -> tuple[Any, ...]:
-    return (*_where_it_runs(_walk_backward, config, *residuals, d_out), None, None)
+    return (*_walk_backward(config, residuals, d_out), None, None)
 
 
 _blockwise.defvjp(_forward, _backward)
-
-
-def _where_it_runs(walk: Callable[..., Any], config: _Config, q: jax.Array, *arrays: Any) -> Any:
-    """`walk(config, q, *arrays)` with the rows that go together where it is going to run."""
-    batch, heads = q.shape[:2]
-    if config.rows:
-        return walk(config, q, *arrays)
-    few = config._replace(rows=_cached_rows(batch, heads, config))
-    all_rows = config._replace(rows=batch // config.groups)
-    if few == all_rows:
-        return walk(few, q, *arrays)
-    cpu, default = functools.partial(walk, few), functools.partial(walk, all_rows)
-    return lax.platform_dependent(q, *arrays, cpu=cpu, default=default)
 
 
 def _walk_forward(
@@ -174,17 +161,10 @@ def _walk_forward(
 
 
 def _walk_backward(
-    config: _Config,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    q_ids: TokenIds,
-    kv_ids: TokenIds,
-    out: jax.Array,
-    log_sum_exp: jax.Array,
-    d_out: jax.Array,
+    config: _Config, residuals: tuple[Any, ...], d_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients for q, k and v."""
+    q, k, v, q_ids, kv_ids, out, log_sum_exp = residuals
     blocks = _cut_all(q, k, v, q_ids, kv_ids, config)
     dtype = _score_dtype(q)
     mean_slope = (d_out.astype(dtype) * out).sum(-1, keepdims=True)

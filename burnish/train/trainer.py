@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from burnish.compilation import keep_programs, share_programs
 from burnish.config import build_config
 from burnish.data.batches import TrainBatches
 from burnish.data.dataset import Dataset, load_dataset, load_examples
@@ -88,6 +89,7 @@ class Trainer:
         out: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        keep_programs()
         self.model = model
         self.objective: Objective = objective or SFT()
         given = (
@@ -197,6 +199,7 @@ class Trainer:
             programs, self._remat = choose_remat(
                 asked, compile_with, takes_policy=self.model.features.remat, device=self.mesh.devices.flat[0]
             )
+            share_programs()
             if run and not resume:
                 run.record(self.recipe)
             evaluate = self._evaluator(parts, frozen, data.held_out, data.held_out_names)
