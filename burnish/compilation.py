@@ -38,6 +38,7 @@ class _Programs:
     """This process's folder, and the one it shares."""
 
     def __init__(self, shared: Path) -> None:
+        shared = shared.absolute()  # wherever the process goes from here
         shared.mkdir(parents=True, exist_ok=True)
         self.shared, self.process = shared, os.getpid()
         _sweep(shared)
@@ -51,8 +52,9 @@ class _Programs:
         """Gives what was compiled so far to later runs."""
         if self.process != os.getpid():  # a fork of this process: the folder is its parent's
             return
-        for entry in _entries(self.own):
-            _link(entry, self.shared / entry.name)
+        with contextlib.suppress(OSError):  # somebody emptied the cache meanwhile
+            for entry in _entries(self.own):
+                _link(entry, self.shared / entry.name)
 
     def close(self) -> None:
         """Shares, and removes the folder."""
@@ -72,7 +74,7 @@ def keep_programs() -> None:
         return
     try:
         _mine = _Programs(cache_folder() / "programs" / _machine())
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: no cache is named, and nobody's home is known
         return
     atexit.register(_mine.close)
     jax.config.update("jax_compilation_cache_dir", str(_mine.own))

@@ -18,23 +18,31 @@ from burnish.convert.hf import CONFIG, load_hf_decoder, read_json
 from burnish.data.fit import with_recipe_template
 from burnish.data.tokenizer import Tokenizer
 from burnish.errors import InputError
-from burnish.wrapper import ModelWrapper, Origin
+from burnish.wrapper import ModelWrapper, Origin, float_dtype
 
 RUN_CONFIG = "config.yaml"  # what marks a run directory (`burnish.train.run_folder`)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def load(source: str | Path, *, dtype: Any = None) -> ModelWrapper:
+def load(source: str | Path, *, dtype: Any = None, compute_dtype: Any = None) -> ModelWrapper:
     """Loads a model with its tokenizer.
 
     source: a built-in name (`smollm2-135m`), a Hugging Face folder, a PEFT adapter folder, a `.gguf` file, a run
-    directory, or the id of a model on the Hub (`org/name`). dtype: of parameters and activations; by default float32 on
-    a CPU and bfloat16 elsewhere. Raises InputError when the source is none of these or is broken.
+    directory, or the id of a model on the Hub (`org/name`). dtype: of parameters, by default float32 on a CPU and
+    bfloat16 elsewhere. compute_dtype: of activations and matrix products, by default that of the parameters. Raises
+    InputError when the source is none of these or is broken.
     """
     keep_programs()
-    dtype = _float_dtype(dtype) if dtype is not None else default_dtype()
+    dtype = float_dtype(dtype) if dtype is not None else default_dtype()
     path = locate(source)
     name = str(path.resolve()) if Path(source).expanduser().exists() else str(source)
+    model = _load(path, name, dtype)
+    if compute_dtype is not None:
+        model.compute_in(compute_dtype)
+    return model
+
+
+def _load(path: Path, name: str, dtype: Any) -> ModelWrapper:
     if path.suffix == ".gguf":
         return _checked(_load_gguf(name, path, dtype))
     if (path / RUN_CONFIG).exists():
@@ -95,16 +103,6 @@ def _checked(model: ModelWrapper) -> ModelWrapper:
             "they do not belong together"
         )
     return model
-
-
-def _float_dtype(dtype: Any) -> Any:
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        found = None
-    if found not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
-        raise InputError(f"dtype: {dtype!r} is none that models are kept in; use float32 or bfloat16")
-    return found
 
 
 def default_dtype() -> Any:

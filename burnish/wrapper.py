@@ -191,6 +191,20 @@ class ModelWrapper:
         self.adapter, names = add_lora(self.decoder, adapter, seed=seed, with_embeddings=extended)
         return names
 
+    def compute_in(self, dtype: Any) -> None:
+        """Sets the dtype of activations and matrix products, apart from that of the weights.
+
+        Norms, softmax, losses and sums of products stay in float32, and so do gradients and the optimizer's state.
+
+        Raises InputError for a dtype that is none, for a module that is not Burnish's own decoder, and for anything
+        but float32 where the head has an adapter, which would round away.
+        """
+        wanted, decoder = float_dtype(dtype, option="compute_dtype"), self.decoder
+        head = decoder.head
+        if wanted != jnp.float32 and head is not None and len(head.adapters):
+            raise InputError("compute_dtype: an adapter on the head needs float32")
+        decoder.dtype = wanted
+
     def note_run(self, run: str, trained: Iterable[str]) -> None:
         """Notes that the model is what a run made of it, from the stored keys of what was trained.
 
@@ -215,3 +229,14 @@ class ModelWrapper:
         """Puts back what `merge_lora` replaced, bit for bit."""
         unmerge_lora(self.decoder, merged)
         self.origin = replace(self.origin, first=self._base_of_merged)
+
+
+def float_dtype(dtype: Any, *, option: str = "dtype") -> Any:
+    """A dtype that models are kept and computed in; InputError, naming the option, for any other."""
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
+        raise InputError(f"{option}: {dtype!r} is none that models are kept in; use float32 or bfloat16")
+    return found

@@ -28,7 +28,7 @@ def evaluate_model(words: Sequence[str], options: dict[str, Any], as_json: bool)
 
 
 def _load(recipe: Recipe) -> ModelWrapper:
-    model = load(str(recipe.model), dtype=recipe.dtype)
+    model = load(str(recipe.model), dtype=recipe.dtype, compute_dtype=recipe.compute_dtype)
     model.add_tokens(recipe.vocabulary.add_tokens, pad_to_multiple_of=recipe.vocabulary.pad_to_multiple_of)
     return model
 

@@ -5,6 +5,7 @@ starts itself again, once, with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`: it asks
 for the asking (docs/performance.md says what that gains). Any setting of one's own is left as it is.
 """
 
+import contextlib
 import os
 import platform
 import sys
@@ -23,9 +24,11 @@ def with_huge_pages() -> None:
     if _TUNABLE in tunables or "jax" in sys.modules or not _for_the_asking():
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(part for part in (tunables, f"{_TUNABLE}=1") if part)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed from outside
+            stream.flush()
+    with contextlib.suppress(OSError):  # no interpreter is there by now, or its path is not known: go on without
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _for_the_asking() -> bool:

@@ -41,7 +41,7 @@ def inspect_model(
             raise InputError("task.name: a task's problems are made, not read; give records to inspect (--data FILE)")
         if ids or html is not None:
             raise InputError(f"{'--ids' if ids else '--html'} is of a data set's rows; give one (--data FILE)")
-        _show_tree(make_console(), load(recipe.model, dtype=recipe.dtype), as_json)
+        _show_tree(make_console(), load(recipe.model, dtype=recipe.dtype, compute_dtype=recipe.compute_dtype), as_json)
         return
     if html is not None:
         check_absent(html)

@@ -76,7 +76,10 @@ class Recipe(TrainerConfig):
         default=None, description="Built-in name, Hugging Face or PEFT folder, .gguf, run directory, or Hub id."
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        default=None, description="Of weights and activations; null: float32 on a CPU, bfloat16 elsewhere."
+        default=None, description="Of the weights; null: float32 on a CPU, bfloat16 elsewhere."
+    )
+    compute_dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None, description="Of activations and matrix products; null: that of the weights."
     )
     vocabulary: VocabularyConfig = Field(default_factory=VocabularyConfig)
     adapter: LoraConfig = Field(default_factory=LoraConfig)

@@ -71,7 +71,7 @@ def _train(recipe: Recipe, out: Path, *, resume: bool) -> None:
     source, eval_source, scored = _material(recipe)
     console = make_console()
     recipe = recipe.model_copy(update={"train": recipe.train.with_seed()})
-    model = load(name, dtype=recipe.dtype)
+    model = load(name, dtype=recipe.dtype, compute_dtype=recipe.compute_dtype)
     model.add_tokens(recipe.vocabulary.add_tokens, pad_to_multiple_of=recipe.vocabulary.pad_to_multiple_of)
     data_config = fit_data(recipe.data, context=model.context, packing=model.features.packing)
     data_config = with_day(data_config, fit_tokenizer(model.require_tokenizer(), data_config))

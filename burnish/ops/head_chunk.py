@@ -33,7 +33,7 @@ KEPT_FROZEN = (
     "kept_entropy",
     "kept_mean_logit",
 )
-KEPT_TRAINED = ("logsumexp", "kept_rest", "kept_mean_z")
+KEPT_TRAINED = ("logsumexp", "kept_rest", "kept_peak", "kept_mean_shifted")
 
 
 class HeadSpec(NamedTuple):
@@ -141,7 +141,7 @@ def chunk_outputs(
     if "entropy" in spec.outputs:
         mean_shifted = jnp.sum(mass * shifted, axis=-1) / total
         found["entropy"] = jnp.log(total) - mean_shifted
-        found["kept_mean_z"] = mean_shifted + peak
+        found["kept_peak"], found["kept_mean_shifted"] = peak, mean_shifted
         if slopes:
             weights = mass * (mean_shifted[..., None] - shifted) * slope
             found["kept_entropy"] = embed(spec, weights, unembed) / total[..., None]
@@ -189,21 +189,19 @@ def logit_gradient(
 ) -> jax.Array:
     """Gradient for the raw logits of one chunk, `[groups, rows, vocab]`; `due` as above."""
     z, slope = _bend(spec, raw)
+    probabilities = jnp.exp(z - kept["logsumexp"][..., None])
     scale = due.get("logsumexp", jnp.zeros_like(kept["logsumexp"]))
-    if "log_probs" in due:
-        scale -= due["log_probs"]
     if "token_id_log_probs" in due:
         scale -= jnp.sum(due["token_id_log_probs"], axis=-1)
     scale = scale[..., None]
     if "entropy" in due:
-        scale = scale + due["entropy"][..., None] * (kept["kept_mean_z"][..., None] - z)
-    probabilities = jnp.exp(z - kept["logsumexp"][..., None])
+        shifted = z - kept["kept_peak"][..., None]  # so that for a confident token little is taken from little
+        scale = scale + due["entropy"][..., None] * (kept["kept_mean_shifted"][..., None] - shifted)
     gradient = probabilities * scale
     if tokens.targets is not None and "log_probs" in due:
-        # At the target due (1 - p), from the sum of the others: 1 - p itself would round for a confident token.
-        extra = due["log_probs"][..., None]
-        at_target = probabilities * (scale + extra) + extra * kept["kept_rest"][..., None]
-        gradient = jnp.where(_is_target(raw, tokens.targets), at_target, gradient)
+        # At the target 1 - p, as the sum of the others: 1 - p itself would round for a confident token.
+        pull = jnp.where(_is_target(raw, tokens.targets), kept["kept_rest"][..., None], -probabilities)
+        gradient += due["log_probs"][..., None] * pull
     if "mean_logit" in due:
         gradient += due["mean_logit"][..., None] / raw.shape[-1]
     if tokens.token_ids is not None and "token_id_log_probs" in due:

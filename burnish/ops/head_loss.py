@@ -102,6 +102,7 @@ def _walk(
     """
     places = compact(weights != 0, spec.rows)
     groups, padded = places.order.shape
+    matrix = unembed.astype(spec.dtype)  # once, not once a chunk
     empty: dict[str, Any] = {name: jnp.zeros((groups, padded), spec.accumulator) for name in spec.outputs}
     if for_hidden:
         empty["d_hidden"] = jnp.zeros((groups, padded, hidden.shape[-1]), spec.dtype)
@@ -112,8 +113,8 @@ def _walk(
         total, buffers = state
         start = i * spec.rows
         rows, tokens_here, weights_here = jax.tree.map(picker(places, start, spec.rows), (hidden, tokens, weights))
-        raw = raw_logits(spec, rows, unembed)
-        found = chunk_outputs(spec, raw, unembed, tokens_here, slopes=False)
+        raw = raw_logits(spec, rows, matrix)
+        found = chunk_outputs(spec, raw, matrix, tokens_here, slopes=False)
         asked = {name: found[name] for name in spec.outputs}
         value, pull = jax.vjp(lambda asked: loss(HeadOutputs(**asked), weights_here), asked)
         new = {name: put(buffers[name], start, array) for name, array in asked.items()}
@@ -121,7 +122,7 @@ def _walk(
             [due] = pull(jnp.ones_like(value))
             d_logits = logit_gradient(spec, raw, tokens_here, found, due)
         if for_hidden:
-            new["d_hidden"] = put(buffers["d_hidden"], start, embed(spec, d_logits, unembed))
+            new["d_hidden"] = put(buffers["d_hidden"], start, embed(spec, d_logits, matrix))
         if for_unembed:
             new["d_unembed"] = buffers["d_unembed"] + unembed_gradient(spec, d_logits, rows)
         return total + value, new

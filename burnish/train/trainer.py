@@ -117,7 +117,8 @@ class Trainer:
             "adapter": self.model.adapter.model_dump() if self.model.adapter else {"kind": "none"},
         }
         if isinstance(self.model.module, Decoder):
-            recipe["dtype"] = self.model.module.dtype.name
+            recipe["dtype"] = self.model.module.embed.weight.dtype.name
+            recipe["compute_dtype"] = self.model.module.dtype.name
         if isinstance(self.objective, SFT):
             recipe["sft"] = asdict(self.objective)
         for key, source in self._sources.items():
