@@ -19,6 +19,7 @@ import platform
 import shutil
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import IO
 
@@ -54,7 +55,9 @@ class _Programs:
             return
         with contextlib.suppress(OSError):  # somebody emptied the cache meanwhile
             for entry in _entries(self.own):
-                _link(entry, self.shared / entry.name)
+                target = self.shared / entry.name
+                if not target.exists() and _whole(entry):
+                    _link(entry, target)
 
     def close(self) -> None:
         """Shares, and removes the folder."""
@@ -103,6 +106,18 @@ def _entries(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.endswith("-cache")]
 
 
+def _whole(entry: Path) -> bool:
+    """Whether an entry was written to its end, as on a full disk it is not. JAX compresses them, by zlib at least."""
+    content = entry.read_bytes()
+    if content[:1] != b"\x78":  # another compression, which finds out for itself
+        return bool(content)
+    try:
+        zlib.decompress(content)
+    except zlib.error:
+        return False
+    return True
+
+
 def _link(source: Path, target: Path) -> None:
     with contextlib.suppress(OSError):  # it is there, it was swept away, or the file system has no links
         os.link(source, target)
@@ -119,7 +134,10 @@ def _sweep(shared: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:  # alive, or about to be
             continue
-    sizes = {entry: entry.stat() for entry in _entries(shared)}
+    sizes: dict[Path, os.stat_result] = {}
+    for entry in _entries(shared):
+        with contextlib.suppress(FileNotFoundError):  # another process is sweeping, too
+            sizes[entry] = entry.stat()
     total = sum(each.st_size for each in sizes.values())
     for entry in sorted(sizes, key=lambda entry: sizes[entry].st_mtime):
         if total <= _MOST_BYTES:

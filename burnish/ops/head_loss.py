@@ -125,7 +125,7 @@ def _walk(
             new["d_hidden"] = put(buffers["d_hidden"], start, embed(spec, d_logits, matrix))
         if for_unembed:
             new["d_unembed"] = buffers["d_unembed"] + unembed_gradient(spec, d_logits, rows)
-        return total + value, new
+        return total + value.astype(total.dtype), new
 
     total, buffers = jax.lax.fori_loop(0, places.chunks, body, (jnp.zeros((), spec.accumulator), empty))
     found = {name: spread(places, buffers[name]) for name in spec.outputs}

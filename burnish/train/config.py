@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from burnish.data.config import DataConfig
 from burnish.distributed.config import MeshConfig
@@ -45,6 +45,12 @@ class TrainConfig(BaseModel):
     save_every: int = Field(default=1000, ge=1, description="Steps between checkpoints; the last step is always saved.")
     keep: int = Field(default=2, ge=1, description="Checkpoints kept.")
     tensorboard: bool = Field(default=True, description="Write TensorBoard scalars, too.")
+
+    @field_validator("remat", mode="before")
+    @classmethod
+    def _remat_by_name(cls, value: Any) -> Any:
+        """Runs recorded by earlier versions have true or false."""
+        return {True: "block", False: "none"}[value] if isinstance(value, bool) else value
 
     def with_seed(self) -> "TrainConfig":
         """The same, with a seed drawn where there was none."""

@@ -59,12 +59,25 @@ def _available(table: Path = Path("/proc/meminfo")) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _left_in_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a version 2 control group has left, file cache counted as free; None without one or without a limit."""
+def _left_in_group(root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int | None:
+    """What version 2 control groups leave this process, file cache counted as free; None where none has a limit.
+
+    Its own group and all above it count.
+    """
     try:
-        limit = int((folder / "memory.max").read_text())  # "max" is no limit
-        used = int((folder / "memory.current").read_text())
-        details = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        lines = mine.read_text().splitlines()
+    except OSError:
+        return None
+    own = next((root / line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), root)
+    groups = [own, *(folder for folder in own.parents if folder.is_relative_to(root))]
+    return min((left for left in map(_left_in, groups) if left is not None), default=None)
+
+
+def _left_in(group: Path) -> int | None:
+    try:
+        limit = int((group / "memory.max").read_text())  # "max" is no limit
+        used = int((group / "memory.current").read_text())
+        details = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
     return limit - used + int(details.get("inactive_file", 0))

@@ -54,7 +54,12 @@ def choose_remat(
     if free is None:
         return compile_with("selective"), RematChoice("selective", "what is free is not known")
     for policy in policies:
-        programs = compile_with(policy)
+        try:
+            programs = compile_with(policy)
+        except jax.errors.JaxRuntimeError as error:  # a compiler that plans the memory finds that it does not fit
+            if policy == policies[-1] or "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            continue
         need = programs.memory.extra
         if need <= SHARE * free:
             return programs, RematChoice(policy, f"needs {_gib(need)} beside the model, {_gib(free)} are free")

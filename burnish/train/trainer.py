@@ -350,7 +350,9 @@ def _restore(
     if done is None:
         raise InputError(f"{run.path}: no checkpoint to resume from; remove the folder and start the run again")
     before = checkpoints.recipe(done)
-    policy = before["train"]["remat"]  # what fits by now may be another, which would round in other places
+    # What fits by now may be another policy, which would round in other places.
+    policy = build_config(TrainConfig, {"remat": before["train"].get("remat", "auto")}, place="train").remat
+    before = {**before, "train": {**before["train"], "remat": policy}}
     if recipe["train"]["remat"] == "auto":
         recipe = {**recipe, "train": {**recipe["train"], "remat": policy}}
     check_same(before, recipe, run.path)

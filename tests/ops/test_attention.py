@@ -1,6 +1,7 @@
 """Attention: both back ends against a loop in NumPy float64, and the properties that training rests on."""
 
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from burnish.errors import InputError
 from burnish.ops.attention import attention, choose_backend, dense_attention
-from burnish.ops.blockwise import blockwise_attention
+from burnish.ops.blockwise import _Config, _cut_all, _default_rows, blockwise_attention
 from burnish.ops.visibility import TokenIds, visible, visible_blocks
 
 HEADS, KV_HEADS, HEAD_DIM, LENGTH = 4, 2, 8, 40
@@ -395,13 +396,15 @@ def test_rows_sharded_over_devices_stay_where_they_are():
         jax.config.update("jax_num_cpu_devices", 8)
         import jax.numpy as jnp, numpy as np
         from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+        from burnish.ops import blockwise
         from burnish.ops.attention import attention
 
+        blockwise._CACHE = 0  # so that of the two rows of a device one goes at a time
         rng = np.random.default_rng(0)
-        q, d_out = rng.standard_normal((2, 8, 4, 300, 8), np.float32)
-        k, v = rng.standard_normal((2, 8, 2, 300, 8), np.float32)
-        segments = np.sort(rng.integers(0, 5, (8, 300)), axis=1).astype(np.int32)
-        positions = np.arange(300, dtype=np.int32)[None].repeat(8, 0)
+        q, d_out = rng.standard_normal((2, 16, 4, 300, 8), np.float32)
+        k, v = rng.standard_normal((2, 16, 2, 300, 8), np.float32)
+        segments = np.sort(rng.integers(0, 5, (16, 300)), axis=1).astype(np.int32)
+        positions = np.arange(300, dtype=np.int32)[None].repeat(16, 0)
 
         def step(backend, groups=1):
             def loss(q, k, v, positions, segments, d_out):
@@ -424,14 +427,106 @@ def test_rows_sharded_over_devices_stay_where_they_are():
             assert kind not in text, kind
         crossing = re.findall(r"= (.*?) all-reduce", text)
         arrays = set(re.findall(r"[a-z0-9]+[[].*?[]]", " ".join(crossing)))
-        # A flag a pair of blocks, three by three at this length, and the loss.
-        assert arrays == {"pred[1,3,3]", "f32[]"}, crossing
+        # For the first rows and for the second a flag a pair of blocks, three by three at this length; and the loss.
+        assert arrays == {"pred[2,3,3]", "f32[]"}, crossing
     """
     # Threads enough for every device to wait in a collective at once: XLA takes their number from NPROC.
     environment = {**os.environ, "NPROC": "32"}
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+# Eight rows that differ: their documents end in different places, two are of a family, some have padding.
+EIGHT = ids_of(
+    [
+        [(1, 0, 9, 0), (2, 0, 14, 0), (3, 0, 11, 0)],
+        [(1, 0, 8, 0), (2, 8, 9, 1), (3, 8, 6, 1), (4, 0, 5, 0), (5, 5, 7, 4)],
+        [(5, 0, 40, 0)],
+        [(0, 0, 17, 0), (1, 0, 23, 0)],
+        [(1, 0, 25, 0), (2, 0, 15, 0)],
+        [(4, 0, 6, 0), (7, 6, 4, 4), (2, 0, 12, 0), (9, 6, 11, 4)],
+        [],
+        [(2, 0, 20, 0), (3, 20, 15, 2)],
+    ]
+)
+# (rows, groups): every number of rows that cuts a group of the eight equally.
+TOGETHER = [(rows, groups) for groups in (1, 2, 4) for rows in (1, 2, 4, 8) if 8 // groups % rows == 0]
+
+
+@functools.cache
+def _wanted(window, softcap):
+    q, k, v = operands(EIGHT, EIGHT)
+    d_out = operands(EIGHT, EIGHT, seed=1)[0]
+    return attend_and_return(q, k, v, EIGHT, keys_only(EIGHT), d_out, "dense", window, softcap)
+
+
+def _compare_together(rows, groups, window, softcap, **blocks):
+    q, k, v = operands(EIGHT, EIGHT)
+    d_out = operands(EIGHT, EIGHT, seed=1)[0]
+    options = {"scale": 0.5, "window": window, "softcap": softcap, "rows": rows, "groups": groups, **blocks}
+
+    @jax.jit
+    def run(q, k, v, q_ids, kv_ids, d_out):
+        out, pull_back = jax.vjp(lambda q, k, v: blockwise_attention(q, k, v, q_ids, kv_ids, **options), q, k, v)
+        return out, pull_back(d_out)
+
+    got, want = run(q, k, v, EIGHT, keys_only(EIGHT), d_out), _wanted(window, softcap)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        close(x, y)
+
+
+@pytest.mark.parametrize(("rows", "groups"), TOGETHER)
+def test_any_rows_may_go_together(rows, groups):
+    """Blocks of queries and of keys differ, and neither divides the 40 tokens."""
+    _compare_together(rows, groups, window=7, softcap=1.5, q_block=32, kv_block=16)
+
+
+@pytest.mark.parametrize(("q_block", "kv_block"), [(16, 32), (128, 128)])
+def test_any_blocks_go_with_any_rows(q_block, kv_block):
+    _compare_together(2, 2, window=None, softcap=None, q_block=q_block, kv_block=kv_block)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_groups_change_no_number(backend):
+    ids = {"q_positions": EIGHT.positions, "q_segment_ids": EIGHT.segments, "q_parent_ids": EIGHT.parents}
+
+    @jax.jit
+    def run(q, k, v):
+        return attention(q, k, v, **ids, window=7, softcap=1.5, scale=0.5, backend=backend, groups=4)
+
+    close(run(*operands(EIGHT, EIGHT)), _wanted(7, 1.5)[0])
+
+
+def test_rows_that_go_together_divide_their_group(monkeypatch):
+    """On a CPU as many as its cache has room for, and no fewer than one; elsewhere all."""
+    for cpu in (True, False):
+        monkeypatch.setattr("burnish.ops.blockwise.on_cpu", lambda cpu=cpu: cpu)
+        for group, scores in itertools.product(range(1, 13), (1, 2**16, 2**17, 2**18, 2**20)):
+            room = max(1, 3 * 2**20 // (4 * scores)) if cpu else group
+            want = max(n for n in range(1, group + 1) if group % n == 0 and n <= room)
+            assert _default_rows(group, scores) == want
+
+
+def visited(ids, rows, groups=1, block=16):
+    """How many blocks of keys each block of queries visits: `[rows that go together, blocks]`."""
+    config = _Config(0.5, None, None, block, block, rows, groups)
+    counts = jax.jit(lambda *args: _cut_all(*args, config).kv_count)(*operands(ids, ids), ids, keys_only(ids))
+    return np.asarray(counts).reshape(ids.positions.shape[0] // (rows * groups), -1)
+
+
+def test_rows_alone_visit_fewer_blocks_than_together():
+    """Three blocks of 16 a row. Borders of documents save a visit only where every row that goes along has them."""
+    ends = {"at 16": [(1, 0, 16, 0), (2, 0, 32, 0)], "at 32": [(1, 0, 32, 0), (2, 0, 16, 0)], "none": [(1, 0, 48, 0)]}
+    ids = ids_of([ends[which] for which in ("at 16", "at 32", "at 16", "none")], length=48)
+    alone = [[1, 1, 2], [1, 2, 1], [1, 1, 2], [1, 2, 3]]
+    np.testing.assert_array_equal(visited(ids, rows=1), alone)
+    # Every row counts its own blocks, so rows that go together cost as many visits as there are rows.
+    np.testing.assert_array_equal(visited(ids, rows=2), [[1, 2, 2], [1, 2, 3]])
+    np.testing.assert_array_equal(visited(ids, rows=4), [[1, 2, 3]])
+    assert visited(ids, rows=1).sum() < 2 * visited(ids, rows=2).sum() < 4 * visited(ids, rows=4).sum()
+    # Of each of two groups one row goes: the first with the third, the second with the fourth.
+    np.testing.assert_array_equal(visited(ids, rows=1, groups=2), [[1, 1, 2], [1, 2, 3]])
 
 
 def call(q, k, v, **kwargs):
@@ -472,6 +567,9 @@ def test_auto_takes_dense_to_decode_and_blockwise_to_train():
         ({"window": 0}, "window"),
         ({"softcap": 0.0}, "softcap"),
         ({"backend": "flash"}, "unknown backend 'flash'"),
+        ({"groups": 2}, "3 rows cannot be cut into 2 equal groups"),
+        ({"groups": 2, "backend": "dense"}, "3 rows cannot be cut into 2 equal groups"),
+        ({"groups": 0}, "3 rows cannot be cut into 0 equal groups"),
         ({"kv_positions": FAMILY.positions}, "kv_segment_ids"),
         ({"q_parent_ids": FAMILY.parents[:, :5]}, "q parents"),
         ({"kv_positions": FAMILY.positions[:, :5], "kv_segment_ids": FAMILY.segments}, "kv positions"),

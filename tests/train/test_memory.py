@@ -113,7 +113,7 @@ def test_nothing_is_computed_or_moved_that_need_not_be(
     where they are made again; a chunk of the head (256 tokens) 2 for the logits and 2 for each gradient.
 
     The compiler counts the body of a loop once: one layer, one chunk, one visit of the attention. What may be added to
-    the products: a little for adapters, attention and elementwise passes, more for the optimizer of all. Bytes: as measured,
+    the products: a little for adapters, attention and elementwise passes, more for the optimizer. Bytes: as measured,
     and a few per cent.
     """
     traced, _ = trace_step(SMOLLM2, rank, rows=8, length=256, remat=remat)
