@@ -39,6 +39,10 @@ class Dataset:
         """What the sources to train on are called."""
         return unique_names([part.name for part in self.parts])
 
+    def by_source(self, counts: Sequence[EncodeCounts]) -> dict[str, EncodeCounts]:
+        """Counts of the sources to train on, by their names; empty where they are not told apart."""
+        return dict(zip(self.names, counts, strict=False))
+
     def batches(
         self, tokenizer: "Tokenizer", batch_size: int, config: DataConfig, shard: Shard = Shard()
     ) -> TrainBatches | StreamBatches:

@@ -1,6 +1,6 @@
 """Which remat policy a run takes (`burnish.models.remat` says what they are)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,13 +28,13 @@ def choose_remat(
     compile_with: Callable[[RematPolicy | None], Programs],
     *,
     takes_policy: bool,
-    device: jax.Device,
+    devices: Sequence[jax.Device],
 ) -> tuple[Programs, RematChoice]:
-    """Compiles the step under the policy asked for, or under the fastest one that fits in what the device has free.
+    """Compiles the step under the policy asked for, or under the fastest one that fits in what a device has free.
 
     On a CPU `none` is no faster than `selective`, which writes half as much to memory (docs/performance.md), and the
     host's memory is the device's: `selective` and `block` are tried. Elsewhere all four are, fastest first. When
-    nothing fits, `block` is taken and the reason says so.
+    nothing fits, `block` is taken and the reason says so. Several devices of a CPU share its memory.
 
     Raises InputError when a policy is asked of a module that takes none.
     """
@@ -44,13 +44,14 @@ def choose_remat(
                 f"train.remat: {asked} is for Burnish's own decoder; leave it out for a module of your own"
             )
         return compile_with(None), RematChoice(None, "the module's own way")
+    on_cpu = devices[0].platform == "cpu"
     if asked != "auto":
-        same = asked == "offload" and device.platform == "cpu"
+        same = asked == "offload" and on_cpu
         return compile_with(asked), RematChoice(asked, "as asked" + (", though a CPU's memory is the host's" * same))
     policies: tuple[RematPolicy, ...] = ("none", "selective", "offload", "block")
-    if device.platform == "cpu":
+    if on_cpu:
         policies = ("selective", "block")
-    free = free_bytes(device)
+    free = free_bytes(devices[0])
     if free is None:
         return compile_with("selective"), RematChoice("selective", "what is free is not known")
     for policy in policies:
@@ -60,7 +61,7 @@ def choose_remat(
             if policy == policies[-1] or "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             continue
-        need = programs.memory.extra
+        need = programs.memory.extra * (len(devices) if on_cpu else 1)
         if need <= SHARE * free:
             return programs, RematChoice(policy, f"needs {_gib(need)} beside the model, {_gib(free)} are free")
     mend = "lower train.batch_size or raise train.accumulation"

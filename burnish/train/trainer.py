@@ -11,11 +11,11 @@ The algorithm is in the objective, the update in `burnish.train.step`; what watc
 import functools
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -155,10 +155,6 @@ class Trainer:
         self.stopping, self._remat = False, None
         started, config, module = time.perf_counter(), self.config, self.model.module
         data = self._load(dataset, eval_dataset)
-
-        def named(counts: Sequence[EncodeCounts]) -> dict[str, EncodeCounts]:
-            return dict(zip(data.names, counts, strict=False))
-
         batches = data.batches(self.model.require_tokenizer(), config.train.batch_size, config.data)
         total = total_steps(batches, config.train)
         shards = batch_shards(self.mesh)
@@ -179,7 +175,6 @@ class Trainer:
             if resume:
                 done, state, recorded = _restore(checkpoints, run, state, parts, batches, self.recipe)
                 asked = recorded if asked == "auto" else asked
-            put = functools.partial(_put, cut=cut, sharding=batch_sharding(self.mesh, micro_batches=True))
             step = functools.partial(
                 train_step,
                 parts,
@@ -189,45 +184,15 @@ class Trainer:
                 sources=data.names,
                 neftune_alpha=config.train.neftune_alpha,
             )
-            longest = batch_arrays(Examples.of([]), [[]] * config.train.batch_size, batches.longest)
-
-            def compile_with(policy: RematPolicy | None) -> Programs:
-                key = jax.random.key(config.train.seed or 0)
-                programs = Programs(functools.partial(step, remat=policy), state, frozen, key, put)
-                programs.compile(state, longest)
-                return programs
-
-            programs, self._remat = choose_remat(
-                asked, compile_with, takes_policy=self.model.features.remat, device=self.mesh.devices.flat[0]
-            )
-            share_programs()
+            programs = self._compile(step, asked, state, frozen, batches.longest, cut)
             if run and not resume:
                 run.record(self.recipe)
             evaluate = self._evaluator(parts, frozen, data.held_out, data.held_out_names)
             callbacks = [*self._trackers(run, done), *self.callbacks]
-            lacks = self.model.features.missing()
             if not self.callbacks:  # nobody is listening who would say it
-                for lack in lacks:
+                for lack in self.model.features.missing():
                     warnings.warn(f"{type(module).__name__}: {lack}", stacklevel=2)
-            plan = RunPlan(
-                recipe=self.recipe,
-                parameters=self.model.parameters,
-                trainable=sum(array.size for array in params.values()),
-                done=done,
-                total=total,
-                rows=config.train.batch_size,
-                length=batches.longest,
-                micro_batches=cut,
-                train_counts=None if data.train is None else data.train.counts,
-                source_counts={} if data.train is None else named(data.train.source_counts),
-                eval_counts=data.held_out.counts,
-                efficiency=batches.efficiency if isinstance(batches, TrainBatches) else None,
-                memory=programs.memory,
-                remat=self._remat,
-                compile_seconds=programs.compile_seconds,
-                lacks=lacks,
-                example=None if data.train is None else data.train[0],
-            )
+            plan = self._plan(data, batches, params, programs, done, total, cut)
             for callback in callbacks:
                 callback.on_start(plan)
             loop = Loop(
@@ -260,7 +225,7 @@ class Trainer:
             self.out,
             data_ended=loop.data_ended,
             rows=batches.counts,
-            source_rows=named(batches.source_counts),
+            source_rows=data.by_source(batches.source_counts),
         )
         for callback in callbacks:
             callback.on_end(result)
@@ -284,6 +249,63 @@ class Trainer:
         named["sources" if isinstance(train, list) else "path"] = train
         self._sources = {key: source for key, source in named.items() if source}
         return load_dataset(dataset, eval_dataset, self.model.require_tokenizer(), self.config.data)
+
+    def _compile(
+        self,
+        step: Callable[..., Any],
+        asked: Literal["auto", RematPolicy],
+        state: StepState,
+        frozen: list[Any],
+        longest: int,
+        cut: int,
+    ) -> Programs:
+        """The step, compiled for the longest rows under a remat policy that fits."""
+        train = self.config.train
+        put = functools.partial(_put, cut=cut, sharding=batch_sharding(self.mesh, micro_batches=True))
+        batch = batch_arrays(Examples.of([]), [[]] * train.batch_size, longest)
+
+        def compile_with(policy: RematPolicy | None) -> Programs:
+            key = jax.random.key(train.seed or 0)
+            programs = Programs(functools.partial(step, remat=policy), state, frozen, key, put)
+            programs.compile(state, batch)
+            return programs
+
+        devices = list(self.mesh.devices.flat)
+        takes_policy = self.model.features.remat
+        programs, self._remat = choose_remat(asked, compile_with, takes_policy=takes_policy, devices=devices)
+        share_programs()
+        return programs
+
+    def _plan(
+        self,
+        data: Dataset,
+        batches: TrainBatches | StreamBatches,
+        params: Mapping[str, jax.Array],
+        programs: Programs,
+        done: int,
+        total: int,
+        cut: int,
+    ) -> RunPlan:
+        assert self._remat is not None  # it is chosen by now
+        return RunPlan(
+            recipe=self.recipe,
+            parameters=self.model.parameters,
+            trainable=sum(array.size for array in params.values()),
+            done=done,
+            total=total,
+            rows=self.config.train.batch_size,
+            length=batches.longest,
+            micro_batches=cut,
+            train_counts=None if data.train is None else data.train.counts,
+            source_counts={} if data.train is None else data.by_source(data.train.source_counts),
+            eval_counts=data.held_out.counts,
+            efficiency=batches.efficiency if isinstance(batches, TrainBatches) else None,
+            memory=programs.memory,
+            remat=self._remat,
+            compile_seconds=programs.compile_seconds,
+            lacks=self.model.features.missing(),
+            example=None if data.train is None else data.train[0],
+        )
 
     def _evaluator(
         self, parts: Parts, frozen: list[Any], examples: Examples, sources: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ def with_free(gib: float) -> Any:
 )
 def test_an_accelerator_takes_the_fastest_that_fits(free: float, taken: str) -> None:
     compile_with = Compiler()
-    programs, choice = choose_remat("auto", compile_with, takes_policy=True, device=with_free(free))
+    programs, choice = choose_remat("auto", compile_with, takes_policy=True, devices=[with_free(free)])
     assert programs.policy == choice.policy == taken
     assert compile_with.tried == list(POLICIES[: POLICIES.index(taken) + 1])  # no slower one is compiled
     assert choice.reason == f"needs {NEEDS[taken]}.00 GiB beside the model, {free:.2f} GiB are free"
@@ -74,7 +74,7 @@ def test_an_accelerator_takes_the_fastest_that_fits(free: float, taken: str) -> 
 def test_a_cpu_takes_selective_or_block(monkeypatch: pytest.MonkeyPatch, free: float, tried: list[str]) -> None:
     monkeypatch.setattr(burnish.train.remat, "free_bytes", lambda device: int(free * GIB))
     compile_with = Compiler()
-    programs, choice = choose_remat("auto", compile_with, takes_policy=True, device=device("cpu"))
+    programs, choice = choose_remat("auto", compile_with, takes_policy=True, devices=[device("cpu")])
     assert programs.policy == choice.policy == tried[-1]
     assert compile_with.tried == tried
 
@@ -85,7 +85,7 @@ def test_where_nothing_fits_block_is_taken_with_a_mend(
     monkeypatch: pytest.MonkeyPatch, platform: str, free: int
 ) -> None:
     monkeypatch.setattr(burnish.train.remat, "free_bytes", lambda device: free * GIB)
-    programs, choice = choose_remat("auto", Compiler(), takes_policy=True, device=device(platform))
+    programs, choice = choose_remat("auto", Compiler(), takes_policy=True, devices=[device(platform)])
     assert programs.policy == choice.policy == "block"
     assert choice.reason == (
         f"needs 4.00 GiB beside the model, only {free}.00 GiB are free; should it run out, lower train.batch_size or "
@@ -96,7 +96,7 @@ def test_where_nothing_fits_block_is_taken_with_a_mend(
 @pytest.mark.parametrize("stats", [None, {}, {"bytes_in_use": 5}])
 def test_selective_where_nobody_says_what_is_free(stats: dict[str, int] | None) -> None:
     compile_with = Compiler()
-    programs, choice = choose_remat("auto", compile_with, takes_policy=True, device=device("gpu", stats))
+    programs, choice = choose_remat("auto", compile_with, takes_policy=True, devices=[device("gpu", stats)])
     assert programs.policy == choice.policy == "selective" and compile_with.tried == ["selective"]
     assert "not known" in choice.reason
 
@@ -106,7 +106,7 @@ def test_selective_where_nobody_says_what_is_free(stats: dict[str, int] | None) 
 def test_what_is_asked_is_taken_whatever_is_free(asked: Any, platform: str) -> None:
     compile_with = Compiler()
     full = device(platform, {"bytes_limit": 8, "bytes_in_use": 8})
-    programs, choice = choose_remat(asked, compile_with, takes_policy=True, device=full)
+    programs, choice = choose_remat(asked, compile_with, takes_policy=True, devices=[full])
     assert programs.policy == choice.policy == asked and compile_with.tried == [asked]
     assert choice.reason.startswith("as asked")
     assert ("host's" in choice.reason) == (asked == "offload" and platform == "cpu")
@@ -115,7 +115,7 @@ def test_what_is_asked_is_taken_whatever_is_free(asked: Any, platform: str) -> N
 @pytest.mark.parametrize("asked", ["auto", "none"])
 def test_a_module_that_takes_none_goes_its_own_way(asked: Any) -> None:
     compile_with = Compiler()
-    programs, choice = choose_remat(asked, compile_with, takes_policy=False, device=with_free(1))
+    programs, choice = choose_remat(asked, compile_with, takes_policy=False, devices=[with_free(1)])
     assert compile_with.tried == [None] and programs.policy is choice.policy is None
 
 
@@ -123,7 +123,7 @@ def test_a_module_that_takes_none_goes_its_own_way(asked: Any) -> None:
 def test_a_policy_for_a_module_that_takes_none_is_refused(asked: Any) -> None:
     compile_with = Compiler()
     with pytest.raises(InputError, match=f"train.remat: {asked} is for .*; leave it out") as caught:
-        choose_remat(asked, compile_with, takes_policy=False, device=with_free(90))
+        choose_remat(asked, compile_with, takes_policy=False, devices=[with_free(90)])
     assert "\n" not in str(caught.value) and compile_with.tried == []
 
 
@@ -203,14 +203,23 @@ def test_a_compiler_that_says_it_does_not_fit_is_believed() -> None:
         return SimpleNamespace(memory=StepMemory(1, 1))
 
     device = SimpleNamespace(platform="tpu", memory_stats=lambda: {"bytes_limit": 100, "bytes_in_use": 0})
-    _, choice = choose_remat("auto", compile_with, takes_policy=True, device=device)
+    _, choice = choose_remat("auto", compile_with, takes_policy=True, devices=[device])
     assert choice.policy == "offload"
 
     def broken(policy):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        choose_remat("auto", broken, takes_policy=True, device=device)
+        choose_remat("auto", broken, takes_policy=True, devices=[device])
+
+
+def test_devices_that_are_one_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(burnish.train.remat, "free_bytes", lambda device: 1000)
+    cpu = SimpleNamespace(platform="cpu")
+    programs = {"selective": SimpleNamespace(memory=StepMemory(0, 200)), "block": SimpleNamespace(memory=StepMemory())}
+    for count, policy in ((4, "selective"), (5, "block")):
+        _, choice = choose_remat("auto", programs.__getitem__, takes_policy=True, devices=[cpu] * count)
+        assert choice.policy == policy
 
 
 def test_runs_of_earlier_versions_said_true_or_false() -> None:
