@@ -101,7 +101,7 @@ class Narrator(Callback):
             unused = not section or not _section(section) or (name == "task" and section["name"] is None)
             if unused:
                 continue
-            say(f"  {name:<10}", Text(_section(section)))
+            say(f"  {name:<13}", Text(_section(section)))
         say("Plan", style="bold")
         say(f"  parameters {count(plan.parameters)}, trained {count(plan.trainable)}", end="")
         say(f" ({plan.trainable / plan.parameters:.2%})")
