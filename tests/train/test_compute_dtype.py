@@ -12,7 +12,6 @@ from flax import linen, nnx
 
 import burnish as bn
 from burnish.adapt.lora import LoRA
-from burnish.convert.builtin import cached_model
 from burnish.errors import InputError
 from burnish.models.paths import leaves
 from burnish.wrapper import ModelWrapper
@@ -21,8 +20,8 @@ ROWS = [{"prompt": f"What is {i} and {i + 1}?", "completion": f"{i} and {i + 1} 
 FIFTY = {"batch_size": 4, "accumulation": 1, "max_length": 64, "steps": 50, "lr": 2e-3, "holdout": 0}
 
 
-def losses(model: ModelWrapper, config: dict, out: Path, rows: list[dict[str, str]] = ROWS) -> np.ndarray:
-    bn.Trainer(model, bn.SFT(), config, out=out).train(rows)
+def losses(model: ModelWrapper, config: dict, out: Path) -> np.ndarray:
+    bn.Trainer(model, bn.SFT(), config, out=out).train(ROWS)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return np.array([line["loss"] for line in lines if "loss" in line])
 
@@ -43,20 +42,6 @@ def test_fifty_steps_come_to_the_same_loss(make_tiny, tmp_path: Path, rank: int 
     np.testing.assert_allclose(found["bfloat16"][-5:].mean(), found["float32"][-5:].mean(), rtol=0.01)
     recipe = yaml.safe_load((tmp_path / "bfloat16" / "config.yaml").read_text())
     assert (recipe["dtype"], recipe["compute_dtype"]) == ("float32", "bfloat16")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not cached_model("smollm2-135m").exists(), reason="needs `burnish fetch smollm2-135m`")
-def test_fifty_steps_of_a_real_model_come_to_the_same_loss(tmp_path: Path) -> None:
-    """On products that it cannot know by heart, so that some loss is left to compare."""
-    draw, found = np.random.default_rng(0).integers(100, 1000, (200, 2)).tolist(), {}
-    rows = [{"prompt": f"What is {a} times {b}?", "completion": f"{a * b}"} for a, b in draw]
-    for dtype in ("float32", "bfloat16"):
-        model = bn.load("smollm2-135m", compute_dtype=dtype)
-        model.add_lora(rank=16)
-        found[dtype] = losses(model, FIFTY | {"lr": 5e-4, "batch_size": 1}, tmp_path / dtype, rows)
-    assert found["float32"][-5:].mean() < 0.7 * found["float32"][0]
-    np.testing.assert_allclose(found["bfloat16"][-5:].mean(), found["float32"][-5:].mean(), rtol=0.01)
 
 
 def test_activations_are_narrow_and_gradients_wide(make_tiny) -> None:
