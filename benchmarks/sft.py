@@ -13,10 +13,11 @@ step is held against its own neighbours). Then, for each case, every token train
     resident_gib    peak resident memory minus the memory before the model was loaded
     temporaries_gib temporaries of the compiled step
 
-Cases are KIND-ROWSxLENGTH, with -block for recomputed blocks and -bf16 for bfloat16 products; a single row is packed
-with documents, many hold one each. `depth` compares the compile time of 30 layers with that of 2. --data takes records
-(docs/data.md) in place of generated tokens. --peers DIR runs DIR/tunix_sft.py and DIR/trl_sft.py, which time the same
-work, in the environments DIR/tunix and DIR/trl, and adds what they leave in DIR/results.json.
+Cases are KIND-ROWSxLENGTH, with -block for recomputed blocks and -bf16 for bfloat16 products. Rows hold one text each;
+a single row is packed with documents, unless -whole is added. `depth` compares the compile time of 30 layers with that
+of 2. --data takes records (docs/data.md) in place of generated tokens. --peers DIR runs DIR/tunix_sft.py and
+DIR/trl_sft.py, which time the same work, in the environments DIR/tunix and DIR/trl, and adds what they leave in
+DIR/results.json.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import statistics
 import subprocess
 import tempfile
@@ -56,7 +58,17 @@ from burnish.train.step import StepState, train_step
 from burnish.wrapper import ModelWrapper
 
 WARM_UP = 3
-CASES = ["lora-8x256", "full-8x256", "lora-1x2048", "full-1x2048", "lora-8x256-block", "lora-8x256-bf16", "lora-1x8192"]
+CASES = [
+    "depth",
+    "lora-8x256",
+    "full-8x256",
+    "lora-1x2048",
+    "full-1x2048",
+    "lora-8x256-block",
+    "lora-8x256-bf16",
+    "lora-1x8192",
+    "lora-1x8192-block",
+]
 SMOLLM2 = ModelConfig(49152, 576, 1536, 30, 9, 3, 64, 8192, rope=RopeConfig(theta=1e5), tie_embeddings=True)
 
 
@@ -69,16 +81,25 @@ class Case:
     length: int
     remat: RematPolicy
     dtype: str
+    packed: bool
 
     @classmethod
     def parse(cls, name: str) -> "Case":
         """>>> Case.parse("lora-8x256-block")
-        Case(kind='lora', rows=8, length=256, remat='block', dtype='float32')
+        Case(kind='lora', rows=8, length=256, remat='block', dtype='float32', packed=False)
         """
+        if not re.fullmatch(r"(lora|full)-[1-9]\d*x[1-9]\d*(-block|-bf16|-whole)*", name):
+            raise argparse.ArgumentTypeError(f"{name} is no case: lora-8x256, full-1x2048-block-bf16 and depth are")
         kind, shape, *options = name.split("-")
         rows, length = map(int, shape.split("x"))
         dtype = "bfloat16" if "bf16" in options else "float32"
-        return cls(kind, rows, length, "block" if "block" in options else "selective", dtype)
+        remat: RematPolicy = "block" if "block" in options else "selective"
+        return cls(kind, rows, length, remat, dtype, packed=rows == 1 and "whole" not in options)
+
+
+def asked(name: str) -> tuple[str, Case | None]:
+    """A word of --only and its case; None for `depth`."""
+    return name, None if name == "depth" else Case.parse(name)
 
 
 class Step:
@@ -117,18 +138,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--data", help="records to train on; generated tokens without")
-    parser.add_argument("--only", nargs="+", default=[*CASES, "depth"], metavar="CASE")
+    parser.add_argument("--only", nargs="+", type=asked, default=[*map(asked, CASES)], metavar="CASE")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--peers", type=Path)
     arguments = parser.parse_args()
 
     roofline = Roofline()
     figures: dict[str, Any] = {"huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")}
-    for name in arguments.only:
-        if name == "depth":
+    for name, case in arguments.only:
+        if case is None:
             figures[name] = depth()
         else:
-            figures[name] = measure(Case.parse(name), arguments.data, roofline, arguments.steps)
+            figures[name] = measure(case, arguments.data, roofline, arguments.steps)
         print(name, json.dumps(figures[name]), flush=True)
     if arguments.peers:
         figures["peers"] = run_peers(arguments.peers.resolve(), WARM_UP + arguments.steps)
@@ -203,11 +224,11 @@ def documents(model: ModelWrapper, data: str | None) -> list[np.ndarray]:
 
 
 def make_batch(case: Case, texts: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """[rows, length] arrays with every token trained: rows of one document, or a single row of whole documents."""
+    """[rows, length] arrays with every token trained: rows of one document, or a single row packed with documents."""
     shape = (case.rows, case.length)
     stream = np.resize(np.concatenate(texts), case.rows * case.length + 1).astype(np.int32)
     segments, positions = np.ones(shape, np.int32), np.broadcast_to(np.arange(case.length, dtype=np.int32), shape)
-    if case.rows == 1:
+    if case.packed:
         ends = np.cumsum([len(text) for text in texts] * (1 + case.length // sum(map(len, texts))))
         segments = 1 + np.searchsorted(ends, np.arange(case.length), side="right").astype(np.int32)[None]
         starts = np.concatenate([[0], ends])[segments - 1]

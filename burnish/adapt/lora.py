@@ -27,7 +27,7 @@ from burnish.models.decoder import Decoder, Run, split_run
 from burnish.models.layers import DropoutKeys, Linear
 from burnish.models.parts import generation_of
 from burnish.models.paths import leaves, linears, select
-from burnish.ops.matmul import as_computed, matmul, transposed_product
+from burnish.ops.matmul import matmul, transposed_product
 from burnish.ops.platform import on_cpu
 
 
@@ -98,7 +98,6 @@ def _merged_forward(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array, scal
 
 def _merged_backward(saved: _Saved, g: jax.Array) -> tuple[jax.Array | None, ...]:
     x, w, a, b, scale = saved
-    x, g = as_computed(x), as_computed(g)
     dx = g @ (w + scale * (a @ b)).T
     da = scale * transposed_product(x, g @ b.T)
     db = scale * transposed_product(x @ a, g)

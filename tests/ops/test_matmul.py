@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from burnish.ops.matmul import as_computed, matmul, transposed_product
-from burnish.ops.platform import on_cpu
+from burnish.ops.matmul import matmul, transposed_product
 
 IN, OUT = 6, 9
 RNG = np.random.default_rng(0)
@@ -123,22 +122,6 @@ def test_transposed_product() -> None:
         got = transposed_product(jnp.asarray(x), jnp.asarray(y))
         assert got.dtype == jnp.float64
         assert_close(got, want, 1e-14)
-
-
-def test_as_computed_is_the_same_and_its_gradient_too() -> None:
-    x = jnp.float32(normal(4, IN))
-    value, pull_back = jax.vjp(jax.jit(as_computed), x)
-    np.testing.assert_array_equal(value, x)
-    np.testing.assert_array_equal(pull_back(x)[0], x)
-
-
-def test_a_barrier_stands_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def barriers(platform: str) -> int:
-        monkeypatch.setattr(jax, "default_backend", lambda: platform)
-        return str(jax.make_jaxpr(lambda x: as_computed(x))(jnp.ones(3))).count("optimization_barrier")
-
-    assert [barriers(platform) for platform in ("cpu", "gpu", "tpu")] == [1, 0, 0]
-    assert not on_cpu()
 
 
 # A layer within a model: what comes before and after it, and a loop over layers.
