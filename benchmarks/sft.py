@@ -9,7 +9,8 @@ step is held against its own neighbours). Then, for each case, every token train
     step_s          seconds a step: median of --steps after 3
     roofline_share  useful FLOP/s over the roofline's; useful are 4 P a token for LoRA and 6 P for full fine-tuning
     cold_s, warm_s  first step (tracing and compiling included) minus the median, with an empty cache of compiled
-                    programs and with one that holds the step (median of 3)
+                    programs and with one that holds the step (median of 3); steps of a drifting machine differ by
+                    seconds, so also cold_compile_s and warm_compile_s, the tracing and compiling alone
     resident_gib    peak resident memory minus the memory before the model was loaded
     temporaries_gib temporaries of the compiled step
 
@@ -168,7 +169,7 @@ def measure(case: Case, data: str | None, roofline: Roofline, steps: int) -> dic
     step = Step(model, case, make_batch(case, documents(model, data)))
     with tempfile.TemporaryDirectory() as cache:
         use_cache(cache)
-        cold = first_step(step)
+        cold_compile, cold = first_step(step)
         spent, shares = [], []
         for number in range(WARM_UP + steps - 1):
             speed = roofline.gflops()
@@ -178,7 +179,7 @@ def measure(case: Case, data: str | None, roofline: Roofline, steps: int) -> dic
                 spent.append(took)
                 shares.append(useful / took / speed / 1e9)
         peak = resident_peak() - before
-        warm = statistics.median(first_step(step) for _ in range(3))
+        again = [first_step(step) for _ in range(3)]
     use_cache(None)
     median = statistics.median(spent)
     return {
@@ -187,16 +188,19 @@ def measure(case: Case, data: str | None, roofline: Roofline, steps: int) -> dic
         "useful_gflops": round(useful / median / 1e9, 1),
         "roofline_share": round(statistics.median(shares), 3),
         "cold_s": round(cold - median, 2),
-        "warm_s": round(warm - median, 2),
+        "warm_s": round(statistics.median(whole for _, whole in again) - median, 2),
+        "cold_compile_s": round(cold_compile, 2),
+        "warm_compile_s": round(statistics.median(compiling for compiling, _ in again), 2),
         "resident_gib": round(peak / 2**30, 2),
         "temporaries_gib": round(step.programs.memory.extra / 2**30, 2),
     }
 
 
-def first_step(step: Step) -> float:
-    """Seconds from nothing in this process's memory to the first loss."""
+def first_step(step: Step) -> tuple[float, float]:
+    """Seconds from nothing in this process's memory to a compiled step, and to its first loss."""
     jax.clear_caches()
-    return seconds(step.compile) + seconds(step)
+    compiling = seconds(step.compile)
+    return compiling, compiling + seconds(step)
 
 
 def seconds(act: Any) -> float:
