@@ -13,6 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
+from benchmarks.command import count, run
 from burnish.cli.huge_pages import with_huge_pages
 
 if __name__ == "__main__":
@@ -28,8 +29,8 @@ from burnish.ops.attention import attention
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
-    parser.add_argument("--length", type=int, default=8192)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--length", type=count, default=8192)
+    parser.add_argument("--repeats", type=count, default=3)
     arguments = parser.parse_args()
 
     figures = compare(arguments.length, arguments.repeats)
@@ -72,4 +73,4 @@ def compare(length: int, repeats: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

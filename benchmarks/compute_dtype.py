@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 
 import burnish as bn
+from benchmarks.command import count, run
+from burnish.data.sources import RowSource
+from burnish.errors import InputError
 from burnish.evaluate.perplexity import perplexity
 
 HELD_OUT = 32
@@ -25,14 +28,16 @@ HELD_OUT = 32
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--data")
+    parser.add_argument("--steps", type=count, default=50)
     arguments = parser.parse_args()
 
     rows = products()
     if arguments.data:
-        rows = [json.loads(line) for line in arguments.data.read_text(encoding="utf-8").splitlines()]
+        rows = records(arguments.data)
     rows = rows[: 4 * arguments.steps + HELD_OUT]
+    if len(rows) <= HELD_OUT:
+        raise InputError(f"{arguments.data}: {len(rows)} rows; more than the {HELD_OUT} that are held out are needed")
     figures: dict[str, Any] = {}
     for dtype in ("float32", "bfloat16"):
         figures[dtype] = train(dtype, rows, arguments.steps)
@@ -57,6 +62,16 @@ def train(dtype: str, rows: list[dict[str, Any]], steps: int) -> dict[str, float
     return {"loss_before": round(before, 5), "loss_after": round(after, 5), "seconds": round(spent, 1)}
 
 
+def records(spec: str) -> list[dict[str, Any]]:
+    """The rows of files of records."""
+    rows: list[dict[str, Any]] = []
+    for _, _, row in RowSource(spec).rows():
+        if isinstance(row, InputError):
+            raise row
+        rows.append(row)
+    return rows
+
+
 def products() -> list[dict[str, str]]:
     """Products of numbers below 1000, which a model of this size cannot know by heart."""
     pairs = np.random.default_rng(0).integers(2, 1000, (5000, 2)).tolist()
@@ -64,4 +79,4 @@ def products() -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

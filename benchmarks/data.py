@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import count, run
 from burnish.data.batches import TrainBatches
 from burnish.data.config import DataConfig
 from burnish.data.dataset import load_dataset
@@ -38,10 +39,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--data", help="rows; generated when left out")
-    parser.add_argument("--rows", type=int, default=7473, help="rows to generate")
+    parser.add_argument("--rows", type=count, default=7473, help="rows to generate")
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--train", action="store_true", help="time training steps, too: some minutes")
-    parser.add_argument("--steps", type=int, default=4, help="batches timed for --train")
+    parser.add_argument("--steps", type=count, default=4, help="batches timed for --train")
     parser.add_argument("--json", help="write the answer to a file, too")
     arguments = parser.parse_args()
 
@@ -191,4 +192,4 @@ def time_data(batches: TrainBatches) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -43,6 +43,7 @@ import jax
 import numpy as np
 
 import burnish as bn
+from benchmarks.command import count, run
 from benchmarks.machine import Roofline, forget, reset_peak, resident, resident_peak
 from burnish.data.config import DataConfig
 from burnish.data.dataset import load_examples
@@ -140,7 +141,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--data", help="records to train on; generated tokens without")
     parser.add_argument("--only", nargs="+", type=asked, default=[*map(asked, CASES)], metavar="CASE")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=count, default=10)
     parser.add_argument("--peers", type=Path)
     arguments = parser.parse_args()
 
@@ -275,4 +276,4 @@ def run_peers(folder: Path, steps: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
