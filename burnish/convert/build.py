@@ -16,6 +16,11 @@ ReadTensor = Callable[[str, tuple[int, ...]], np.ndarray]
 """Reads one parameter by our name and checks that it has the shape we need (kernels are [in, out])."""
 
 
+def parameter_names(config: ModelConfig) -> list[str]:
+    """What the parameters of such a decoder are called, one name a layer."""
+    return [name for leaf, _ in leaves(Decoder(config, abstract_params(jnp.float32))).values() for name in leaf.names]
+
+
 def build_decoder(config: ModelConfig, read_tensor: ReadTensor, dtype: Any) -> Decoder:
     """A decoder whose parameters are read by name and stored in `dtype`.
 

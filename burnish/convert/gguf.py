@@ -1,7 +1,8 @@
 """Reads a GGUF file: metadata to a `ModelConfig`, tensors dequantized by the `gguf` package.
 
-Specification: github.com/ggml-org/ggml, docs/gguf.md. Llama-family files hold the rows of the query and key projections
-in the order of an interleaved rope; they are put back into the half-split order the decoder uses.
+Specification: github.com/ggml-org/ggml, docs/gguf.md. Two things are kept otherwise there than in Hugging Face files,
+by architecture: the rows of Llama's query and key projections are in the order of an interleaved rope, and are put back
+into the half-split order the decoder uses; norms of Gemma have their offset of 1 added, and it is taken off.
 """
 
 import functools
@@ -25,12 +26,16 @@ _INNER = {
     "attn.k_proj": "attn_k",
     "attn.v_proj": "attn_v",
     "attn.o_proj": "attn_output",
+    "attn.q_norm": "attn_q_norm",
+    "attn.k_norm": "attn_k_norm",
+    "attn_post_norm": "post_attention_norm",
     "mlp_norm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp_post_norm": "post_ffw_norm",
 }
-_ARCHITECTURES = ("llama",)
+_ARCHITECTURES = ("llama", "gemma3")
 
 
 def open_gguf(path: Path) -> Any:
@@ -88,8 +93,10 @@ def load_gguf_decoder(path: Path, reader: Any, dtype: Any) -> Decoder:
         wanted = shape[::-1] if name.endswith("kernel") else shape
         if array.shape != wanted:
             raise InputError(f"{path}: tensor {file_name} is {list(array.shape)}; {list(wanted)} is needed")
-        if "attn.q_proj" in name or "attn.k_proj" in name:
+        if config.family == "llama" and ("attn.q_proj" in name or "attn.k_proj" in name):
             array = _half_split_rows(array, config.head_dim)
+        if name.endswith("norm.scale"):
+            array = array - config.norm_offset
         return array.T if name.endswith("kernel") else array
 
     return build_decoder(config, read_tensor, dtype)
@@ -137,23 +144,44 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
         raise InputError(f"{path}: rope over {rope_dim} of {head_dim} features of a head is not supported")
     if maybe("expert_count", 0):
         raise InputError(f"{path}: mixture-of-experts files are not supported")
-    return placed_config(
-        str(path),
-        vocab_size=int(tensors["token_embd.weight"].shape[1]),
-        hidden_size=hidden,
-        intermediate_size=need("feed_forward_length"),
-        num_layers=need("block_count"),
-        num_heads=heads,
-        num_kv_heads=maybe("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        max_length=length,
+    common = {
+        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "hidden_size": hidden,
+        "intermediate_size": need("feed_forward_length"),
+        "num_layers": need("block_count"),
+        "num_heads": heads,
+        "num_kv_heads": maybe("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_length": length,
         # The file holds a float32; the decimal it was made from is the shortest one that gives it back.
-        norm_eps=float(np.format_float_scientific(np.float32(need("attention.layer_norm_rms_epsilon")))),
-        rope=_rope(maybe, tensors, head_dim, length, path),
-        tie_embeddings="output.weight" not in tensors,
-        attention_bias="blk.0.attn_q.bias" in tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in tensors,
-    )
+        "norm_eps": float(np.format_float_scientific(np.float32(need("attention.layer_norm_rms_epsilon")))),
+        "rope": _rope(maybe, tensors, head_dim, length, path),
+        "tie_embeddings": "output.weight" not in tensors,
+        "qkv_bias": "blk.0.attn_q.bias" in tensors,
+        "output_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+    }
+    own = _gemma3(common, need("attention.sliding_window")) if architecture == "gemma3" else {}
+    return placed_config(str(path), **common | own)
+
+
+def _gemma3(common: Mapping[str, Any], window: int) -> dict[str, Any]:
+    """What Gemma 3's files leave to the reader: five layers with a window and a rope of their own to one without; and
+    scores scaled by the head's size, but in the 27B model by the width a head has of the whole."""
+    layers, rope = common["num_layers"], common["rope"]
+    windows = tuple(None if (layer + 1) % 6 == 0 else window for layer in range(layers))
+    largest = (layers, common["hidden_size"]) == (62, 5376)
+    return {
+        "family": "gemma3_text",
+        "norms": "both",
+        "norm_offset": 1.0,
+        "qk_norm": "head",
+        "activation": "gelu_tanh",
+        "embedding_scale": common["hidden_size"] ** 0.5,
+        "attention_scale": (common["hidden_size"] / common["num_heads"] if largest else common["head_dim"]) ** -0.5,
+        "windows": windows,
+        "ropes": tuple(rope if each is None else RopeConfig(theta=10000.0) for each in windows),
+    }
 
 
 def _rope(maybe: Any, tensors: Mapping[str, Any], head_dim: int, length: int, path: Path) -> RopeConfig:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from burnish.convert.build import build_decoder
-from burnish.convert.families import family_of
+from burnish.convert.build import build_decoder, parameter_names
+from burnish.convert.families import Place, family_of
 from burnish.errors import InputError
 from burnish.models.decoder import Decoder
 
@@ -43,42 +43,60 @@ def load_hf_decoder(folder: Path, dtype: Any) -> Decoder:
     family = family_of(hf, str(folder / CONFIG))
     config = family.from_hf(hf, str(folder / CONFIG))
     files = _find_tensors(folder)
-    if config.tie_embeddings and _differ(files, family.weight_name("embed.weight"), family.weight_name("head.kernel")):
+    embed, head = (family.place(name, config).tensors[0] for name in ("embed.weight", "head.kernel"))
+    if config.tie_embeddings and _differ(files, embed, head):
         # A file that says tied and holds a head of its own: transformers 5 believes the head.
         config = replace(config, tie_embeddings=False)
 
-    surplus = [name for name in files if _layer(name, family.layer_prefix) >= config.num_layers]
+    wanted = {tensor for name in parameter_names(config) for tensor in family.place(name, config).tensors}
+    missing = sorted(wanted - set(files))
+    if missing:
+        raise InputError(f"{folder}: {_named(missing)} missing from the safetensors files")
+    # A tied head may be there as a copy of the embedding.
+    surplus = sorted(name for name in set(files) - wanted - {head} if not name.endswith(_COMPUTED))
     if surplus:
         raise InputError(
-            f"{folder / CONFIG}: num_hidden_layers is {config.num_layers}, and the files hold {min(surplus)}, too; "
+            f"{folder}: {_named(surplus)} in the files, and config.json describes a model without; "
             "they do not belong together"
         )
 
     def read_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        file_name = family.weight_name(name)
-        if file_name not in files:
-            raise InputError(f"{folder}: tensor {file_name} is missing from the safetensors files")
-        path = files[file_name]
+        place = family.place(name, config)
+        turned = name.endswith("kernel")
+        if len(place.tensors) == 1:
+            array = read_one(place.tensors[0], place, shape[::-1] if turned else shape)
+        else:
+            wanted = shape[:0:-1] if turned else shape[1:]
+            array = np.stack([read_one(tensor, place, wanted) for tensor in place.tensors])
+        return array.swapaxes(-1, -2) if turned else array
+
+    def read_one(tensor: str, place: Place, shape: tuple[int, ...]) -> np.ndarray:
+        path = files[tensor]
         with _opened(path) as handle:
             try:
-                array = handle.get_tensor(file_name)
+                stored = handle.get_slice(tensor)
+                found = list(stored.get_shape())
+                array = stored[:] if place.rows is None else stored[place.rows]
             except (SafetensorError, TypeError, AttributeError) as error:
-                raise InputError(f"{path}: tensor {file_name} cannot be read ({error})") from None
+                raise InputError(f"{path}: tensor {tensor} cannot be read ({error})") from None
         if array.dtype.kind in "iub":
-            raise InputError(f"{path}: tensor {file_name} is {array.dtype}; only float weights are read")
-        wanted = shape[::-1] if name.endswith("kernel") else shape
-        if array.shape != wanted:
-            raise InputError(f"{path}: tensor {file_name} is {list(array.shape)}; config.json asks for {list(wanted)}")
-        return array.T if name.endswith("kernel") else array
+            raise InputError(f"{path}: tensor {tensor} is {array.dtype}; only float weights are read")
+        wanted = [place.height or shape[0], *shape[1:]]
+        if found != wanted:
+            raise InputError(f"{path}: tensor {tensor} is {found}; config.json asks for {wanted}")
+        return array
 
     return build_decoder(config, read_tensor, dtype)
 
 
-def _layer(file_name: str, prefix: str) -> int:
-    """The layer a tensor belongs to; -1 when to none."""
-    rest = file_name.removeprefix(f"{prefix}.")
-    number = rest.partition(".")[0]
-    return int(number) if rest != file_name and number.isdigit() else -1
+def _named(tensors: list[str]) -> str:
+    """The first few of some tensors, as the subject of a sentence."""
+    first = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+    return f"tensor {first} is" if len(tensors) == 1 else f"tensors {first} are"
+
+
+_COMPUTED = (".rotary_emb.inv_freq",)
+"""Tensors that old files hold and every reader computes itself."""
 
 
 def _opened(path: Path) -> Any:

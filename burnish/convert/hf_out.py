@@ -6,23 +6,25 @@ tokenizer.json, tokenizer_config.json, chat_template.jinja, ...
 README.md                                             model card
 """
 
+import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax import nnx
 
 from burnish.adapt.lora import LoRA
-from burnish.convert.families import FAMILIES, Family
+from burnish.convert.families import FAMILIES, Family, Place
 from burnish.convert.hf import CONFIG
 from burnish.convert.model_card import hf_card
 from burnish.convert.safetensors_out import TensorOut, float_dtype, write_shards
 from burnish.data.tokenizer import Tokenizer
 from burnish.errors import InputError
 from burnish.files import whole_folder
+from burnish.models.config import ModelConfig
 from burnish.models.decoder import Decoder
 from burnish.models.paths import leaves, linears
 from burnish.wrapper import ModelWrapper, Origin
@@ -76,10 +78,10 @@ def family_named(name: str) -> Family:
     return FAMILIES[name]
 
 
-def file_name(family: Family, name: str) -> str:
-    """The file's name of a parameter; InputError when the family's files have no place for it."""
+def file_place(family: Family, name: str, config: ModelConfig) -> Place:
+    """Where a parameter goes; InputError when the family's files have no place for it."""
     try:
-        return family.weight_name(name)
+        return family.place(name, config)
     except KeyError:
         raise InputError(f"{name}: files of family {family.model_type!r} have no place for this parameter") from None
 
@@ -90,45 +92,63 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def file_tensors(decoder: Decoder, family: Family, dtype: np.dtype | None) -> Iterator[TensorOut]:
-    """Every parameter that a file holds, adapters merged, in the layout of files (a kernel is [out, in] there).
+    """Every tensor that a file holds, adapters merged, in the layout of files (a kernel is [out, in] there).
 
     dtype: of the tensors; None: as they are.
     """
+    parts: dict[str, list[_Part]] = {}
     adapters = {f"{key}.kernel": list(linear.adapters) for key, (linear, _) in linears(decoder).items()}
     for key, (leaf, variable) in leaves(decoder).items():
         if isinstance(variable, nnx.LoRAParam):
             continue
-        shape = tuple(variable.shape[1:] if leaf.stacked else variable.shape)
-        for index, name in enumerate(leaf.names):
-            transposed = name.endswith(".kernel")
-            yield TensorOut(
-                file_name(family, name),
-                shape[::-1] if transposed else shape,
-                dtype or float_dtype(variable.dtype),
-                _reader(variable, index if leaf.stacked else None, adapters.get(key, []), transposed),
-            )
+        for layer, name in enumerate(leaf.names):
+            place = file_place(family, name, decoder.config)
+            for expert, tensor in enumerate(place.tensors):
+                at = ((layer,) if leaf.stacked else ()) + ((expert,) if len(place.tensors) > 1 else ())
+                start = 0 if place.rows is None else place.rows.start
+                turned = name.endswith(".kernel")
+                parts.setdefault(tensor, []).append(_Part(start, variable, at, adapters.get(key, []), turned))
+    for tensor, pieces in parts.items():
+        pieces.sort(key=lambda part: part.start)
+        shapes = [part.shape for part in pieces]
+        shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        kind = dtype or float_dtype(pieces[0].variable.dtype)
+        yield TensorOut(tensor, shape, kind, functools.partial(_joined, pieces))
 
 
-def _reader(
-    variable: nnx.Variable, index: int | None, adapters: list[LoRA], transposed: bool
-) -> Callable[[], np.ndarray]:
-    def read() -> np.ndarray:
-        array = layer_array(variable, index)
-        if adapters:
+class _Part(NamedTuple):
+    """A parameter of one layer, or of one expert, that is the rows of a file's tensor from `start` on."""
+
+    start: int
+    variable: nnx.Variable
+    at: tuple[int, ...]
+    adapters: list[LoRA]
+    turned: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = tuple(self.variable.shape[len(self.at) :])
+        return shape[::-1] if self.turned else shape
+
+    def read(self) -> np.ndarray:
+        array = layer_array(self.variable, self.at)
+        if self.adapters:
             # On the host: an accelerator's matmul may round its inputs.
             array = array.astype(np.float32)
-            for adapter in adapters:
-                a, b = layer_array(adapter.a, index), layer_array(adapter.b, index)
+            for adapter in self.adapters:
+                a, b = layer_array(adapter.a, self.at), layer_array(adapter.b, self.at)
                 array += np.float32(adapter.scale) * (a.astype(np.float32) @ b.astype(np.float32))
-        return array.T if transposed else array
-
-    return read
+        return array.T if self.turned else array
 
 
-def layer_array(variable: nnx.Variable, index: int | None) -> np.ndarray:
-    """A parameter on the host; of a stacked one, only the layer at `index`."""
+def _joined(parts: list[_Part]) -> np.ndarray:
+    return parts[0].read() if len(parts) == 1 else np.concatenate([part.read() for part in parts])
+
+
+def layer_array(variable: nnx.Variable, at: tuple[int, ...]) -> np.ndarray:
+    """A parameter on the host; of a stacked one, only what is at these indices."""
     array = variable[...]
-    return np.asarray(array if index is None else array[index])
+    return np.asarray(array[at] if at else array)
 
 
 def _config(

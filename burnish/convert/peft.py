@@ -17,18 +17,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from burnish.adapt.lora import LoRA, attach, next_generation, of_layer, split_runs
-from burnish.convert.families import Family
 from burnish.convert.hf import read_json
-from burnish.convert.hf_out import family_named, file_name, layer_array, write_json
+from burnish.convert.hf_out import family_named, layer_array, write_json
 from burnish.convert.model_card import peft_card
 from burnish.convert.peft_embeddings import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX, embedding_tensors, take_embeddings
+from burnish.convert.peft_modules import Adapter, FileModule, file_modules, join_layers, split_modules
 from burnish.convert.safetensors_out import TensorOut, write_safetensors
 from burnish.data.tokenizer import Tokenizer
 from burnish.errors import InputError
@@ -36,20 +36,6 @@ from burnish.files import whole_folder
 from burnish.models.decoder import Decoder
 from burnish.models.paths import linears
 from burnish.wrapper import ModelWrapper
-
-
-class Adapter(NamedTuple):
-    """One layer's adapter: W + scale A B, with A [in, rank] and B [rank, out] in float32."""
-
-    a: np.ndarray
-    b: np.ndarray
-    scale: float
-
-    @property
-    def rank(self) -> int:
-        """Columns of A."""
-        return self.a.shape[1]
-
 
 # ---- out
 
@@ -65,18 +51,11 @@ def save_peft(model: ModelWrapper, folder: str | os.PathLike[str]) -> Path:
     decoder = model.decoder
     family = family_named(decoder.config.family)
     whole = embedding_tensors(model, family)
-    adapters = {
-        file_name(family, f"{name}.kernel").removesuffix(".weight"): adapter
-        for name, adapter in _joined_adapters(decoder).items()
-        if not (whole and name == "head")
-    }
+    modules = file_modules(decoder, family)
+    joined = {name: one for name, one in _joined_adapters(decoder).items() if not (whole and name == "head")}
+    adapters = join_layers(joined, modules)
     if not adapters:
         raise InputError("this model has no adapters to export; export the whole model (format hf) instead")
-    everything = [
-        file_name(family, f"{name}.kernel").removesuffix(".weight")
-        for _, names in linears(decoder).values()
-        for name in names
-    ]
     dropout = max(part.dropout for linear, _ in linears(decoder).values() for part in linear.adapters)
     base = model.origin.base
     if not base:
@@ -86,10 +65,10 @@ def save_peft(model: ModelWrapper, folder: str | os.PathLike[str]) -> Path:
         )
     with whole_folder(folder) as staging:
         write_safetensors(staging / ADAPTER_WEIGHTS, [*_adapter_tensors(adapters), *whole])
-        config = _adapter_config(adapters, everything, base, dropout)
+        config = _adapter_config(adapters, list(modules), base, dropout)
         if whole:
-            modules = [tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in whole]
-            config |= {"modules_to_save": modules, "ensure_weight_tying": decoder.head is None}
+            saved = [tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in whole]
+            config |= {"modules_to_save": saved, "ensure_weight_tying": decoder.head is None}
         write_json(staging / ADAPTER_CONFIG, config)
         if model.tokenizer is not None:
             model.tokenizer.save(staging)
@@ -107,17 +86,17 @@ def _joined_adapters(decoder: Decoder) -> dict[str, Adapter]:
         stacked = linear.kernel[...].ndim == 3
         for index, name in enumerate(names):
             if len(linear.adapters):
-                found[name] = _join(list(linear.adapters), index if stacked else None)
+                found[name] = _join(list(linear.adapters), (index,) if stacked else ())
     order = [
         name for layer in range(decoder.config.num_layers) for name in found if name.startswith(f"layers.{layer}.")
     ]
     return {name: found[name] for name in dict.fromkeys([*order, *found])}
 
 
-def _join(parts: list[LoRA], index: int | None) -> Adapter:
+def _join(parts: list[LoRA], at: tuple[int, ...]) -> Adapter:
     scale = parts[-1].scale
-    all_a = [layer_array(part.a, index).astype(np.float32) for part in parts]
-    all_b = [layer_array(part.b, index).astype(np.float32) for part in parts]
+    all_a = [layer_array(part.a, at).astype(np.float32) for part in parts]
+    all_b = [layer_array(part.b, at).astype(np.float32) for part in parts]
     # A ratio of one leaves B's bits as they are.
     all_b = [b * np.float32(part.scale / scale) for b, part in zip(all_b, parts, strict=True)]
     return Adapter(np.concatenate(all_a, axis=1), np.concatenate(all_b, axis=0), scale)
@@ -193,7 +172,8 @@ def load_peft(path: Path, load: Callable[..., ModelWrapper], dtype: Any) -> Mode
     decoder, base_rows = model.decoder, model.decoder.config.vocab_size
     family = family_named(decoder.config.family)
     tensors, extended = take_embeddings(_read_tensors(path / ADAPTER_WEIGHTS), config, decoder, family, path)
-    adapters = _read_adapters(path, tensors, config, decoder, family)
+    modules = file_modules(decoder, family)
+    adapters = split_modules(_read_adapters(path, tensors, config, modules), modules)
     if "head" in adapters and extended:
         raise InputError(f"{place}: lm_head has an adapter and was trained whole, too; merge it with peft first")
     if "head" in adapters and decoder.dtype != jnp.float32:
@@ -254,19 +234,14 @@ def _check_options(config: Mapping[str, Any], place: Path) -> None:
 
 
 def _read_adapters(
-    path: Path, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any], decoder: Decoder, family: Family
+    path: Path, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any], known: Mapping[str, FileModule]
 ) -> dict[str, Adapter]:
-    """Adapters by our layer name, checked against the configuration and the decoder."""
-    shapes = {
-        file_name(family, f"{name}.kernel").removesuffix(".weight"): (name, tuple(linear.kernel.shape[-2:]))
-        for linear, names in linears(decoder).values()
-        for name in names
-    }
-    modules = _modules(tensors, shapes, path / ADAPTER_WEIGHTS)
-    _check_targets(modules, list(shapes), config, path)
+    """Adapters by module path, checked against the configuration and the decoder."""
+    modules = _modules(tensors, known, path / ADAPTER_WEIGHTS)
+    _check_targets(modules, list(known), config, path)
     found = {}
     for module in modules:
-        name, (n_in, n_out) = shapes[module]
+        n_in, n_out = known[module].n_in, sum(known[module].widths)
         rank = _pattern(config, "rank_pattern", module, config.get("r", 8), path / ADAPTER_CONFIG)
         alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha", 8), path / ADAPTER_CONFIG)
         pair = []
@@ -278,7 +253,7 @@ def _read_adapters(
                 shape = list(tensors[key].shape)
                 raise InputError(f"{path / ADAPTER_WEIGHTS}: tensor {key} is {shape}; {list(wanted)} is needed")
             pair.append(np.ascontiguousarray(tensors[key].astype(np.float32).T))
-        found[name] = Adapter(pair[0], pair[1], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+        found[module] = Adapter(pair[0], pair[1], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
     return found
 
 

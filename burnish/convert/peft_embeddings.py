@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from burnish.convert.families import Family
-from burnish.convert.hf_out import file_name, file_tensors
+from burnish.convert.hf_out import file_place, file_tensors
 from burnish.convert.safetensors_out import TensorOut
 from burnish.errors import InputError
 from burnish.models.decoder import Decoder
@@ -28,9 +28,10 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 PREFIX = "base_model.model."
 
 
-def module_names(family: Family) -> tuple[str, str]:
+def module_names(decoder: Decoder, family: Family) -> tuple[str, str]:
     """What the family's files call embedding and head."""
-    return tuple(file_name(family, name).removesuffix(".weight") for name in ("embed.weight", "head.kernel"))  # type: ignore[return-value]
+    embed, head = (file_place(family, name, decoder.config).tensors[0] for name in ("embed.weight", "head.kernel"))
+    return embed.removesuffix(".weight"), head.removesuffix(".weight")
 
 
 def embedding_tensors(model: ModelWrapper, family: Family) -> list[TensorOut]:
@@ -50,7 +51,7 @@ def embedding_tensors(model: ModelWrapper, family: Family) -> list[TensorOut]:
             "embedding; export the whole model (format hf)"
         )
     found = {tensor.name: tensor for tensor in file_tensors(model.decoder, family, None)}
-    embed, head = (f"{module}.weight" for module in module_names(family))
+    embed, head = (f"{module}.weight" for module in module_names(model.decoder, family))
     return [
         TensorOut(PREFIX + name, (rows, *tensor.shape[1:]), tensor.dtype, partial(_first, tensor, rows))
         for name, tensor in ((embed, found[embed]), (head, found.get(head, found[embed])))
@@ -73,7 +74,7 @@ def take_embeddings(
     that do not agree, and an embedding trained apart from the head that it is tied to.
     """
     place, weights = path / ADAPTER_CONFIG, path / ADAPTER_WEIGHTS
-    modules = module_names(family)
+    modules = module_names(decoder, family)
     named = _named(config, modules, place)
     own, kept = {}, dict(tensors)
     for module, array in zip(modules, _base(decoder), strict=True):

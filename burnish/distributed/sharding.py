@@ -24,6 +24,7 @@ RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "kv_heads": None,
     "mlp": None,
     "norm": None,
+    "expert": None,
     "rank": None,
 }
 

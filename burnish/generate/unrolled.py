@@ -18,8 +18,7 @@ from burnish.adapt.lora import merge_lora
 from burnish.generate.shapes import capacity_bucket, length_bucket, pad_prompts, prompt_lengths
 from burnish.generate.snapshot import snapshot
 from burnish.models.decoder import Decoder, unstack_run, visibility
-from burnish.models.layers import Context, LayerCache
-from burnish.models.rope import rope_angles
+from burnish.models.layers import LayerCache
 from burnish.ops.visibility import TokenIds
 
 
@@ -64,16 +63,14 @@ class Unrolled(nnx.Module):
             jax.lax.dynamic_update_slice(memory.keys.positions, queries.positions, column),
             jax.lax.dynamic_update_slice(memory.keys.segments, queries.segments, column),
         )
-        config, backend = self.ends.config, self.ends.backend
-        cos, sin = rope_angles(config.rope, config.head_dim, queries.positions)
-        context = Context(queries, cos, sin, keys=keys, cache_index=memory.next_slot, backend=backend)
-        x = self.ends.embed(tokens[:, None], self.ends.dtype)
+        context = self.ends.context(queries)._replace(keys=keys, cache_index=memory.next_slot)
+        x = self.ends.embedded(tokens[:, None])
         layers: list[LayerCache] = []
         for block, layer in zip(self.blocks, memory.layers, strict=True):
             x, written = block(x, context, layer)
             assert written is not None
             layers.append(written)
-        hidden = self.ends.norm(x)[:, -1]
+        hidden = self.ends.finished(x)[:, -1]
         return CacheMemory(layers, keys, memory.next_slot + 1, hidden, memory.positions + 1)
 
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from burnish.errors import InputError
+from burnish.models.block import Block
 from burnish.models.config import ModelConfig
 from burnish.models.layers import (
-    Block,
     Context,
     DropoutKeys,
     Embedding,
@@ -125,9 +125,9 @@ class Decoder(nnx.Module):
         self.dtype = jnp.dtype(dtype)
         self.backend: Backend = "auto"
         self.embed = Embedding(config.vocab_size, config.hidden_size, make)
-        blocks = [Block(config, config.window(layer), make) for layer in range(config.num_layers)]
+        blocks = [Block(config, layer, make) for layer in range(config.num_layers)]
         self.runs = nnx.List(stack_blocks(blocks))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, make)
+        self.norm = RMSNorm(config.hidden_size, config, make)
         self.head = nnx.data(None)
         if not config.tie_embeddings:
             self.head = Linear(config.hidden_size, config.vocab_size, ("embed", "vocab"), make)
@@ -150,13 +150,13 @@ class Decoder(nnx.Module):
         pass (`burnish.models.remat`). groups: how many devices the rows are sharded over.
         """
         queries = visibility(tokens, positions, segment_ids, parent_ids)
-        context = self._context(queries)._replace(dropout=dropout, groups=groups)
-        x = self.embed(tokens, self.dtype)
+        context = self.context(queries)._replace(dropout=dropout, groups=groups)
+        x = self.embedded(tokens)
         if neftune_alpha and dropout is not None:
             x = x + neftune_noise(neftune_alpha, x.shape[-1], dropout, queries.segments).astype(x.dtype)
         for run in self.runs:
             x, _ = run(x, context, None, remat)
-        return self.norm(x)
+        return self.finished(x)
 
     def __call__(
         self,
@@ -206,18 +206,30 @@ class Decoder(nnx.Module):
             jax.lax.dynamic_update_slice(cache.slots[0], positions, at),
             jax.lax.dynamic_update_slice(cache.slots[1], segment_ids, at),
         )
-        context = self._context(TokenIds(positions, segment_ids))
+        context = self.context(TokenIds(positions, segment_ids))
         context = context._replace(keys=TokenIds(*slots), cache_index=cache.next_slot)
-        x = self.embed(tokens, self.dtype)
+        x = self.embedded(tokens)
         layers: list[Any] = []
         for run, caches in zip(self.runs, cache.layers, strict=True):
             x, written = run(x, context, caches, "none")
             layers.append(written)
-        return self.norm(x), KVCache(layers, slots, cache.next_slot + tokens.shape[1])
+        return self.finished(x), KVCache(layers, slots, cache.next_slot + tokens.shape[1])
 
-    def _context(self, queries: TokenIds) -> Context:
-        cos, sin = rope_angles(self.config.rope, self.config.head_dim, queries.positions)
-        return Context(queries, cos, sin, backend=self.backend)
+    def embedded(self, tokens: jax.Array) -> jax.Array:
+        """What the first block reads: [batch, length, hidden] of tokens [batch, length]."""
+        x = self.embed(tokens, self.dtype)
+        # The factor is rounded to the dtype first, as the models were trained.
+        return x if self.config.embedding_scale == 1 else x * jnp.asarray(self.config.embedding_scale, x.dtype)
+
+    def finished(self, x: jax.Array) -> jax.Array:
+        """What the head reads of what the last block leaves. The factor on the logits is in here."""
+        x = self.norm(x)
+        return x if self.config.logit_scale == 1 else x * self.config.logit_scale
+
+    def context(self, queries: TokenIds) -> Context:
+        """What the blocks share, for tokens [batch, length]."""
+        angles = {rope: rope_angles(rope, self.config.head_dim, queries) for rope in self.config.distinct_ropes}
+        return Context(queries, angles, backend=self.backend)
 
 
 def visibility(

@@ -1,17 +1,17 @@
-"""The parts of a block: linear maps, norms, the gated MLP, grouped-query attention.
+"""The parts of a block (`burnish.models.block`): linear maps, norms, the gated MLP, grouped-query attention.
 
 Parameters carry the logical names of their axes (`axes=`); `burnish.distributed` maps those to mesh axes. Kernels
 are stored [in, out]. A part computes in the dtype of its input: parameters may be kept in a wider one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from burnish.models.config import ModelConfig
+from burnish.models.config import ModelConfig, RopeConfig
 from burnish.models.remat import kept
 from burnish.models.rope import apply_rope
 from burnish.ops.attention import Backend, attention
@@ -77,13 +77,13 @@ class LayerCache(NamedTuple):
 class Context(NamedTuple):
     """What every block of one forward pass shares.
 
-    `keys` describes the keys when they come from a cache, whose slots from `cache_index` on are being written. `groups`
-    is how many devices the rows are sharded over.
+    `angles`: cos and sin of the positions, by the rotary embedding they are for (`burnish.models.rope`). `keys`
+    describes the keys when they come from a cache, whose slots from `cache_index` on are being written. `groups` is how
+    many devices the rows are sharded over.
     """
 
     queries: TokenIds
-    cos: jax.Array
-    sin: jax.Array
+    angles: Mapping[RopeConfig, tuple[jax.Array, jax.Array]]
     dropout: DropoutKeys | None = None
     keys: TokenIds | None = None
     cache_index: jax.Array | int = 0
@@ -119,16 +119,16 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale, in float32 (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+    """x / rms(x) * (offset + scale), in float32 (Zhang and Sennrich 2019, arXiv 1910.07467); offset is 0 or 1."""
 
-    def __init__(self, size: int, eps: float, make: ParamMaker) -> None:
-        self.scale = make((size,), ("norm",), "ones")
-        self.eps = eps
+    def __init__(self, size: int, config: ModelConfig, make: ParamMaker) -> None:
+        self.offset, self.eps = config.norm_offset, config.norm_eps
+        self.scale = make((size,), ("norm",), "zeros" if self.offset else "ones")
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+        return (normed * (self.offset + self.scale[...].astype(jnp.float32))).astype(x.dtype)
 
 
 class Embedding(nnx.Module):
@@ -158,26 +158,38 @@ class MLP(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions (Ainslie et al. 2023, arXiv 2305.13245)."""
+    """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) of layer `layer`: rotary positions or none,
+    queries and keys normalised or not."""
 
-    def __init__(self, config: ModelConfig, window: int | None, make: ParamMaker) -> None:
-        n, d, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.q_proj = Linear(n, config.num_heads * d, ("embed", "heads"), make, bias=bias)
-        self.k_proj = Linear(n, config.num_kv_heads * d, ("embed", "kv_heads"), make, bias=bias)
-        self.v_proj = Linear(n, config.num_kv_heads * d, ("embed", "kv_heads"), make, bias=bias)
-        self.o_proj = Linear(config.num_heads * d, n, ("heads", "embed"), make, bias=bias)
+    def __init__(self, config: ModelConfig, layer: int, make: ParamMaker) -> None:
+        n, d, bias = config.hidden_size, config.head_dim, config.qkv_bias
+        queries, keys = config.num_heads * d, config.num_kv_heads * d
+        self.q_proj = Linear(n, queries, ("embed", "heads"), make, bias=bias)
+        self.k_proj = Linear(n, keys, ("embed", "kv_heads"), make, bias=bias)
+        self.v_proj = Linear(n, keys, ("embed", "kv_heads"), make, bias=bias)
+        self.o_proj = Linear(queries, n, ("heads", "embed"), make, bias=config.output_bias)
+        self.q_norm = self.k_norm = nnx.data(None)
+        if config.qk_norm is not None:
+            whole = config.qk_norm == "whole"
+            self.q_norm = RMSNorm(queries if whole else d, config, make)
+            self.k_norm = RMSNorm(keys if whole else d, config, make)
+        self.norm_whole = config.qk_norm == "whole"
         self.head_dim = d
-        self.window = window
+        self.rope = config.layer_rope(layer)
+        self.window = config.window(layer)
+        self.scale = config.attention_scale
         self.softcap = config.attention_softcap
+        self.clip = config.qkv_clip
 
     def __call__(
         self, x: jax.Array, context: Context, cache: LayerCache | None = None
     ) -> tuple[jax.Array, LayerCache | None]:
         """x [batch, length, hidden] -> (the same, the cache with this call's keys and values written)."""
         dropout = context.dropout
-        q = kept(apply_rope(self._split_heads(self.q_proj(x, dropout)), context.cos, context.sin), "query")
-        k = kept(apply_rope(self._split_heads(self.k_proj(x, dropout)), context.cos, context.sin), "key")
-        v = kept(self._split_heads(self.v_proj(x, dropout)), "value")
+        angles = None if self.rope is None else context.angles[self.rope]
+        q = kept(self._placed(self.q_proj(x, dropout), self.q_norm, angles), "query")
+        k = kept(self._placed(self.k_proj(x, dropout), self.k_norm, angles), "key")
+        v = kept(self._split_heads(self._clipped(self.v_proj(x, dropout))), "value")
         if cache is not None:
             at = (0, 0, context.cache_index, 0)
             cache = LayerCache(
@@ -197,6 +209,7 @@ class Attention(nnx.Module):
             kv_segment_ids=None if keys is None else keys.segments,
             window=self.window,
             softcap=self.softcap,
+            scale=self.scale,
             backend=context.backend,
             groups=context.groups,
         )
@@ -204,24 +217,19 @@ class Attention(nnx.Module):
         joined = mixed.transpose(0, 2, 1, 3).reshape(batch, length, heads * dim)
         return self.o_proj(joined, dropout), cache
 
+    def _placed(self, x: jax.Array, norm: RMSNorm | None, angles: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+        """Queries or keys as they are compared: normalised, [batch, heads, length, head_dim], rotated."""
+        if norm is not None and self.norm_whole:
+            x = norm(x)
+        x = self._split_heads(self._clipped(x))
+        if norm is not None and not self.norm_whole:
+            x = norm(x)
+        return x if angles is None else apply_rope(x, angles)
+
+    def _clipped(self, x: jax.Array) -> jax.Array:
+        return x if self.clip is None else jnp.clip(x, -self.clip, self.clip)
+
     def _split_heads(self, x: jax.Array) -> jax.Array:
         """[batch, length, heads * head_dim] -> [batch, heads, length, head_dim]."""
         batch, length, _ = x.shape
         return x.reshape(batch, length, -1, self.head_dim).transpose(0, 2, 1, 3)
-
-
-class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, config: ModelConfig, window: int | None, make: ParamMaker) -> None:
-        self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps, make)
-        self.attn = Attention(config, window, make)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, make)
-        self.mlp = MLP(config, make)
-
-    def __call__(
-        self, x: jax.Array, context: Context, cache: LayerCache | None = None
-    ) -> tuple[jax.Array, LayerCache | None]:
-        mixed, cache = self.attn(self.attn_norm(x), context, cache)
-        x = kept(x + mixed, "after_attention")
-        return x + self.mlp(self.mlp_norm(x), context.dropout), cache

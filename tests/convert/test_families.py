@@ -1,0 +1,171 @@
+"""Every family equals transformers on committed logits: whole rows, packed rows, through the cache, out and in."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from burnish.convert.families import FAMILIES, family_of
+from burnish.convert.hf import load_hf_decoder
+from burnish.convert.hf_out import save_hf
+from burnish.models.decoder import Decoder
+from burnish.wrapper import ModelWrapper, Origin
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "families"
+NAMES = sorted(folder.name for folder in FIXTURES.iterdir())
+CASES = [
+    (family, case) for family in NAMES for case in json.loads((FIXTURES / family / "cases.json").read_text())["cases"]
+]
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Makes a folder of a family's weights with the configuration of a case."""
+
+    def make(family: str, case: str = "base") -> Path:
+        folder = tmp_path / f"{family}-{case}"
+        shutil.copytree(FIXTURES / family, folder, ignore=shutil.ignore_patterns("cases.json", "expected.npz"))
+        (folder / "config.json").write_text(json.dumps(config_of(family, case)))
+        return folder
+
+    return make
+
+
+def config_of(family: str, case: str) -> dict[str, Any]:
+    return json.loads((FIXTURES / family / "cases.json").read_text())["cases"][case]
+
+
+def expected_of(family: str) -> dict[str, np.ndarray]:
+    with np.load(FIXTURES / family / "expected.npz") as arrays:
+        return dict(arrays)
+
+
+def eager(decoder: Decoder, tokens: np.ndarray, **options: Any) -> np.ndarray:
+    """Logits of rows, op by op: the many models here would each compile for longer than they run."""
+    with jax.disable_jit():
+        return np.asarray(decoder(jnp.asarray(tokens), **options))
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_every_family_has_a_fixture() -> None:
+    assert set(FAMILIES) == {*NAMES, "llama"}
+
+
+@pytest.mark.parametrize(("family", "case"), CASES, ids="-".join)
+def test_equals_transformers(family: str, case: str, model_folder: Callable[..., Path]) -> None:
+    """Each case changes a field of the base configuration, and with it the logits."""
+    expected = expected_of(family)
+    assert expected[case].std() >= 1, "the fixture is too tame"
+    if case != "base":
+        assert np.abs(expected[case] - expected["base"]).max() >= 1e-2, "the case changes nothing"
+    decoder = load_hf_decoder(model_folder(family, case), jnp.float32)
+    assert_close(eager(decoder, expected["tokens"][None])[0], expected[case])
+
+
+@pytest.mark.parametrize(("family", "case"), CASES, ids="-".join)
+def test_the_written_config_says_the_same(family: str, case: str) -> None:
+    """In both spellings: with rope_parameters alone, and with what older readers know alone."""
+    hf = config_of(family, case)
+    kind = family_of(hf, "config.json")
+    config = kind.from_hf(hf, "config.json")
+    written = json.loads(json.dumps(kind.to_hf(config)))
+    assert kind.from_hf(written, "written") == config
+    newer = {key: value for key, value in written.items() if key not in ("rope_scaling", "rope_theta")}
+    assert kind.from_hf(newer, "newer") == config
+    if case not in ("short", "long"):  # Phi-3's older keys have no share that is rotated within rope_scaling
+        older = {key: value for key, value in written.items() if key != "rope_parameters"}
+        assert kind.from_hf(older, "older") == config
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_packed_row_is_two_documents(family: str, model_folder: Callable[..., Path]) -> None:
+    """And what one holds moves no bit of the other."""
+    expected = expected_of(family)
+    decoder = load_hf_decoder(model_folder(family), jnp.float32)
+    tokens, other = expected["tokens"], np.array([9, 3, 3, 40, 1, 2])
+    segments = jnp.asarray([[1] * 6 + [2] * len(tokens)])
+    packed = eager(decoder, np.concatenate([other, tokens])[None], segment_ids=segments)[0]
+    assert_close(packed[6:], expected["base"])
+    assert_close(packed[:6], eager(decoder, other[None])[0])
+    changed = eager(decoder, np.concatenate([other[::-1], tokens])[None], segment_ids=segments)[0]
+    assert np.array_equal(changed[6:], packed[6:])
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_prompt_and_then_token_by_token(family: str, model_folder: Callable[..., Path]) -> None:
+    """Through the cache, a left-padded prompt of nine tokens and the others one at a time."""
+    expected = expected_of(family)
+    decoder = load_hf_decoder(model_folder(family), jnp.float32)
+    tokens = expected["tokens"]
+
+    @nnx.jit
+    def extend(decoder: Decoder, tokens: jax.Array, positions: jax.Array, segments: jax.Array, cache: Any) -> Any:
+        hidden, cache = decoder.extend(tokens, positions, segments, cache)
+        return decoder.logits(hidden), cache
+
+    pad = 3
+    row = jnp.asarray(np.concatenate([[7] * pad, tokens[:9]])[None])
+    segments = jnp.asarray([[0] * pad + [1] * 9])
+    positions = jnp.asarray([[0] * pad + list(range(9))])
+    logits, cache = extend(decoder, row, positions, segments, decoder.empty_cache(1, pad + len(tokens)))
+    found = [np.asarray(logits)[0, pad:]]
+    for at in range(9, len(tokens)):
+        step = (jnp.asarray([[tokens[at]]]), jnp.asarray([[at]]), jnp.ones((1, 1), jnp.int32))
+        logits, cache = extend(decoder, *step, cache)
+        found.append(np.asarray(logits)[0])
+    assert_close(np.concatenate(found), expected["base"])
+
+
+@pytest.mark.parametrize("shard_bytes", [None, 20_000], ids=["whole", "sharded"])
+@pytest.mark.parametrize("family", NAMES)
+def test_out_and_in_again(
+    family: str, shard_bytes: int | None, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The same parameters bit for bit, under the names that transformers writes."""
+    folder = model_folder(family)
+    decoder = load_hf_decoder(folder, jnp.float32)
+    model = ModelWrapper(decoder, None, Origin(str(folder), family=family, hf_config=config_of(family, "base")))
+    options = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
+    out = save_hf(model, tmp_path / "out", **options)
+    assert len(list(out.glob("*.safetensors"))) == 1 if shard_bytes is None else (out / "model.safetensors.index.json")
+    again = load_hf_decoder(out, jnp.float32)
+    assert again.config == decoder.config
+    for one, other in zip(jax.tree.leaves(nnx.state(decoder)), jax.tree.leaves(nnx.state(again)), strict=True):
+        assert np.array_equal(one, other)
+    assert tensor_shapes(out) == tensor_shapes(folder)
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", NAMES)
+def test_transformers_loads_what_is_written(family: str, model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """Every tensor is known to it, none is missing, and the logits are the same."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    decoder = load_hf_decoder(model_folder(family), jnp.float32)
+    out = save_hf(ModelWrapper(decoder, None, Origin("x", family=family)), tmp_path / "out")
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    tokens = expected_of(family)["tokens"]
+    with torch.no_grad():
+        logits = theirs.eval()(torch.tensor(tokens[None])).logits[0].numpy()
+    assert_close(logits, expected_of(family)["base"])
