@@ -162,7 +162,8 @@ def test_transformers_loads_what_is_written(family: str, model_folder: Callable[
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     decoder = load_hf_decoder(model_folder(family), jnp.float32)
-    out = save_hf(ModelWrapper(decoder, None, Origin("x", family=family)), tmp_path / "out")
+    origin = Origin("x", family=family, hf_config=config_of(family, "base"))
+    out = save_hf(ModelWrapper(decoder, None, origin), tmp_path / "out")
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     tokens = expected_of(family)["tokens"]

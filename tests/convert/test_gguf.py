@@ -204,10 +204,10 @@ def test_equals_the_hugging_face_form_of_the_same_weights(case, llama_cases, lla
     logits = np.asarray(model(jnp.asarray(llama_expected["tokens"])[None]))[0]
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
     ours, theirs = model.decoder.config, load_hf_decoder(folder, jnp.float32).config
-    assert (ours.norm_eps, ours.tie_embeddings, ours.attention_bias) == (
+    assert (ours.norm_eps, ours.tie_embeddings, ours.qkv_bias) == (
         theirs.norm_eps,
         theirs.tie_embeddings,
-        theirs.attention_bias,
+        theirs.qkv_bias,
     )
     assert model.tokenizer.eos_id == 2
 

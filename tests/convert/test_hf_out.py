@@ -73,7 +73,7 @@ def test_layout_and_exact_round_trip(tiny_model, forward, tmp_path, tied, dtype)
 @pytest.mark.parametrize(
     "options",
     [
-        {"attention_bias": True, "mlp_bias": True, "activation": "gelu_tanh", "norm_eps": 3e-3},
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "activation": "gelu_tanh", "norm_eps": 3e-3},
         {"rope": RopeConfig(777.7, "linear", 2.5)},
         {"rope": RopeConfig(777.7, "llama3", 4.0, 16, 1.0, 3.0)},
         {"rope": RopeConfig(777.7, "yarn", 4.0, 16, attention_factor=1.2, truncate=False)},
@@ -243,7 +243,7 @@ def test_only_one_tensor_is_read_at_a_time(tmp_path):
     "options",
     [
         {"tie_embeddings": True},
-        {"attention_bias": True, "mlp_bias": True, "rope": RopeConfig(777.7, "llama3", 4.0, 16, 1.0, 3.0)},
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "rope": RopeConfig(777.7, "llama3", 4.0, 16, 1.0, 3.0)},
         {"rope": RopeConfig(777.7, "yarn", 4.0, 16), "activation": "gelu_tanh", "norm_eps": 1e-2},
         {"rope": RopeConfig(777.7, "linear", 4.0)},
     ],

@@ -50,8 +50,6 @@ HONOURED = {
     "hidden_act": ("default", {"hidden_act": "gelu"}),
     "hidden_act, left out": ("gelu", {"hidden_act": None}),
     "hidden_act, gelu_new": ("relu", {"hidden_act": "gelu_new"}),
-    "attention_bias": ("biased", {"attention_bias": False}),
-    "mlp_bias": ("biased", {"mlp_bias": False}),
     "head_dim": ("biased", {"head_dim": 4, "num_attention_heads": 8, "num_key_value_heads": 8}),
     "rope_theta": ("default", {"rope_parameters": {"rope_type": "default", "rope_theta": 2000.0}}),
     "rope_theta, left out": ("default", {"rope_parameters": None}),
@@ -80,6 +78,13 @@ def test_every_honoured_field_moves_the_logits(field, llama_cases, llama_expecte
     case, change = HONOURED[field]
     folder = llama_folder(llama_cases[case]["weights"], llama_cases[case]["config"] | change)
     assert np.abs(run(folder, llama_expected["tokens"]) - llama_expected[case]).max() >= 1e-2
+
+
+@pytest.mark.parametrize("field", ["attention_bias", "mlp_bias"])
+def test_biases_that_the_config_denies_are_surplus(field, llama_cases, llama_folder):
+    folder = llama_folder("biased", llama_cases["biased"]["config"] | {field: False})
+    with pytest.raises(InputError, match=r"bias .* in the files, and config\.json describes a model without"):
+        load_hf_decoder(folder, jnp.float32)
 
 
 def test_a_tied_head_is_the_embedding(llama_cases, llama_folder):

@@ -28,7 +28,8 @@ VARIANTS = {
         "windows": (4, None, 4),
         "attention_softcap": 5.0,
         "final_softcap": 8.0,
-        "attention_bias": True,
+        "qkv_bias": True,
+        "output_bias": True,
     },
 }
 HI = [{"role": "user", "content": "Hi"}]
