@@ -243,7 +243,12 @@ def test_only_one_tensor_is_read_at_a_time(tmp_path):
     "options",
     [
         {"tie_embeddings": True},
-        {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "rope": RopeConfig(777.7, "llama3", 4.0, 16, 1.0, 3.0)},
+        {
+            "qkv_bias": True,
+            "output_bias": True,
+            "mlp_bias": True,
+            "rope": RopeConfig(777.7, "llama3", 4.0, 16, 1.0, 3.0),
+        },
         {"rope": RopeConfig(777.7, "yarn", 4.0, 16), "activation": "gelu_tanh", "norm_eps": 1e-2},
         {"rope": RopeConfig(777.7, "linear", 4.0)},
     ],
