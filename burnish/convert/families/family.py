@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from burnish.convert.families.fields import Fields
 from burnish.models.config import ModelConfig
 
+OUTER = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+
 
 class Place(NamedTuple):
     """Where a parameter is in a family's files.
@@ -80,7 +82,6 @@ def _width(module: str, config: ModelConfig) -> int:
 
 _FILE_LEAF = {"kernel": "weight", "scale": "weight", "weight": "weight", "bias": "bias"}
 
-OUTER = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 ATTENTION = {f"attn.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
 QK_NORMS = {f"attn.{name}": f"self_attn.{name}" for name in ("q_norm", "k_norm")}
 MLP = {f"mlp.{name}": f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}

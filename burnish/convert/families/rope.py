@@ -52,7 +52,7 @@ def read_section(
     factor = section.number("factor", max_length / original)
     if kind == "linear":
         return RopeConfig(theta, kind, factor, partial_rotary_factor=share)
-    given = {key: section.number(key, 1.0) for key in _NUMBERS if section.get(key) is not None}
+    given: dict[str, Any] = {key: section.number(key, 1.0) for key in _NUMBERS if section.get(key) is not None}
     if kind == "longrope":
         factors = {key: _factors(section, key) for key in ("short_factor", "long_factor")}
         given |= {f"{key}s": value for key, value in factors.items()}
