@@ -33,6 +33,7 @@ test: lint
 
 test-slow: .venv/parity
 	$(BIN)/burnish fetch smollm2-135m
+	$(BIN)/burnish fetch gemma3-270m
 	$(BIN)/python -m pytest -q -m 'slow or parity'
 
 clean:

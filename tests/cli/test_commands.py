@@ -184,7 +184,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(burnish, tiny, tmp_path, name)
         (["eval", "--model", "no/such/model", "--data", "x"], "no/such/model"),
         (["eval", "--model", "README.md", "--data", "x"], "README.md"),
         (["eval", "--data", "x"], "model: not given"),
-        (["fetch", "gpt-9"], "'gpt-9' is not a built-in model; known are smollm2-135m"),
+        (["fetch", "gpt-9"], "'gpt-9' is not a built-in model; known are smollm2-135m, gemma3-270m"),
         (["resume", "nowhere"], "nowhere: not a run directory"),
         (["generate", "--model", "TINY", "--temperature", "nan", "hi"], "temperature"),
         (["generate", "--model", "TINY", "--top-p", "0", "hi"], "top_p"),

@@ -1,5 +1,6 @@
 """Every family equals transformers on committed logits: whole rows, packed rows, through the cache, out and in."""
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from flax import nnx
 from burnish.convert.families import FAMILIES, family_of
 from burnish.convert.hf import load_hf_decoder
 from burnish.convert.hf_out import save_hf
+from burnish.generate.unrolled import CachedModel
 from burnish.models.decoder import Decoder
 from burnish.wrapper import ModelWrapper, Origin
 
@@ -124,6 +126,43 @@ def test_prompt_and_then_token_by_token(family: str, model_folder: Callable[...,
         logits, cache = extend(decoder, *step, cache)
         found.append(np.asarray(logits)[0])
     assert_close(np.concatenate(found), expected["base"])
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_the_decode_loop_sees_what_a_whole_row_sees(family: str, model_folder: Callable[..., Path]) -> None:
+    """Layer by layer, as the sampler lays a decoder out."""
+    expected = expected_of(family)
+    tokens = expected["tokens"].tolist()
+    cached = CachedModel(load_hf_decoder(model_folder(family), jnp.float32))
+    module = nnx.merge(*cached.parts)
+    memory = cached.read([tokens[:9]], 1, len(tokens))
+    push = nnx.jit(lambda module, memory, token: module.push(memory, token))
+    found = [np.asarray(module.logits(memory))]
+    for token in tokens[9:]:
+        memory = push(module, memory, jnp.asarray([token]))
+        found.append(np.asarray(module.logits(memory)))
+    assert_close(np.concatenate(found), expected["base"][8:])
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo2", "phi3", "qwen3_moe", "smollm3"])
+def test_gradients_are_the_same_under_every_remat_policy(family: str, model_folder: Callable[..., Path]) -> None:
+    """And every parameter has one."""
+    graph, params = nnx.split(load_hf_decoder(model_folder(family), jnp.float32))
+    tokens = jnp.asarray(expected_of(family)["tokens"][None])
+
+    @functools.partial(jax.jit, static_argnames="remat")
+    def gradients(params: Any, remat: str) -> Any:
+        def loss(params: Any) -> jax.Array:
+            module = nnx.merge(graph, params)
+            return jnp.sum(jax.nn.log_softmax(module.logits(module.hidden(tokens, remat=remat)))[0, :, 3])
+
+        return jax.grad(loss)(params)
+
+    wanted = jax.tree.leaves(gradients(params, "none"))
+    assert all(np.abs(leaf).max() > 0 for leaf in wanted)
+    for policy in ("selective", "block"):
+        for found, want in zip(jax.tree.leaves(gradients(params, policy)), wanted, strict=True):
+            np.testing.assert_allclose(found, want, atol=1e-5 * float(np.abs(want).max()))
 
 
 @pytest.mark.parametrize("shard_bytes", [None, 20_000], ids=["whole", "sharded"])

@@ -1,5 +1,7 @@
 """GGUF files: every advertised quantization, rope's order of rows, and files that are cut or strange."""
 
+from pathlib import Path
+
 import gguf
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from gguf import GGMLQuantizationType as Quant
 from gguf.quants import dequantize, quantize
 
+from burnish.convert.builtin import cached_model
 from burnish.convert.gguf import load_gguf_decoder, open_gguf
 from burnish.convert.hf import load_hf_decoder
 from burnish.errors import InputError
@@ -14,6 +17,7 @@ from burnish.loading import load
 from burnish.models.config import RopeConfig
 from burnish.models.rope import rope_frequencies
 
+FAMILIES = Path(__file__).parent.parent / "fixtures" / "families"
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 WIDE = {"hidden": 256, "mlp": 256, "vocab": 64, "layers": 1, "heads": 4, "kv_heads": 2}  # K-quants need 256 a row
 SMALL = {"hidden": 32, "mlp": 64, "vocab": 64, "layers": 2, "heads": 4, "kv_heads": 2}
@@ -210,6 +214,69 @@ def test_equals_the_hugging_face_form_of_the_same_weights(case, llama_cases, lla
         theirs.qkv_bias,
     )
     assert model.tokenizer.eos_id == 2
+
+
+GEMMA3 = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def test_gemma_3_equals_transformers(tmp_path):
+    """Its norms hold one more in a GGUF, no rows are in another order, and much of what it is is left to the reader."""
+    from safetensors.numpy import load_file
+
+    tensors = {}
+    for shard in (FAMILIES / "gemma3_text").glob("*.safetensors"):
+        for name, array in load_file(shard).items():
+            array = array.astype(np.float32) + ("norm" in name)
+            if name.startswith("model.layers."):
+                _, _, layer, module = name.removesuffix(".weight").split(".", 3)
+                tensors[f"blk.{layer}.{GEMMA3[module]}.weight"] = array
+            else:
+                outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+                tensors[outer[name]] = array
+    sizes = {"hidden": 24, "mlp": 36, "vocab": 48, "layers": 7, "heads": 4, "kv_heads": 2}
+    metadata = {
+        "rope.freq_base": 5000.0,
+        "attention.key_length": 10,
+        "attention.value_length": 10,
+        "attention.sliding_window": 6,
+        "attention.layer_norm_rms_epsilon": 3e-4,
+    }
+    path = write_gguf(tmp_path / "model.gguf", tensors, sizes, metadata=metadata, architecture="gemma3")
+    with np.load(FAMILIES / "gemma3_text" / "expected.npz") as arrays:
+        tokens, expected = arrays["tokens"], arrays["published"]
+    logits = np.asarray(loaded(path)(jnp.asarray(tokens)[None]))[0]
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parity
+@pytest.mark.skipif(not cached_model("gemma3-270m").exists(), reason="needs `burnish fetch gemma3-270m`")
+def test_gemma3_270m_equals_transformers_on_the_same_file():
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    path = cached_model("gemma3-270m")
+    model = load("gemma3-270m")
+    ids = [
+        2,
+        *model.require_tokenizer().encode("Natalia sold clips to 48 of her friends in April, and then half as many."),
+    ]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].numpy()
+    logits = np.asarray(model(jnp.asarray([ids])))[0]
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
