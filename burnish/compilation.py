@@ -47,7 +47,11 @@ class _Programs:
         self._lock: IO[str] = (self.own / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         for entry in _entries(shared):
-            _link(entry, self.own / entry.name)
+            with contextlib.suppress(OSError):  # another process is sweeping, too
+                if _whole(entry):
+                    _link(entry, self.own / entry.name)
+                else:  # broken since: JAX would complain of it at every run, and never replace it
+                    entry.unlink()
 
     def share(self) -> None:
         """Gives what was compiled so far to later runs."""

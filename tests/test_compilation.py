@@ -125,6 +125,17 @@ def test_processes_at_once_keep_their_folders_and_all_they_compile(tmp_path: Pat
     assert python(tmp_path, "keep_programs(); run(2); run(3); run(4); run(5); print(found())") == "4"
 
 
+@pytest.mark.parametrize("content", [b"", b"\x78 cut"], ids=["empty", "cut"])
+def test_an_entry_that_broke_is_replaced(tmp_path: Path, content: bytes) -> None:
+    """Without a word: whoever comes after finds a whole one."""
+    code = "keep_programs(); run(2); print(found())"
+    python(tmp_path, code)
+    for entry in entries(tmp_path):
+        entry.write_bytes(content)
+    assert python(tmp_path, code) == "0"
+    assert int(python(tmp_path, code)) > 0
+
+
 def test_a_fork_leaves_the_folder_to_its_parent(tmp_path: Path) -> None:
     code = """
 import warnings

@@ -18,10 +18,11 @@ _PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def with_huge_pages() -> None:
     """Replaces this process by the same with huge pages; returns where they are set or not to be had.
 
-    Returns, too, where JAX is at work already: then this is somebody's program, which is not ours to start again.
+    Returns, too, where JAX is at work already: then this is somebody's program, which is not ours to start again. And
+    where the program came on stdin: that has been read, and the same again would be an empty one.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if _TUNABLE in tunables or "jax" in sys.modules or not _for_the_asking():
+    if _TUNABLE in tunables or "jax" in sys.modules or _from_stdin() or not _for_the_asking():
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(part for part in (tunables, f"{_TUNABLE}=1") if part)
     for stream in (sys.stdout, sys.stderr):
@@ -29,6 +30,11 @@ def with_huge_pages() -> None:
             stream.flush()
     with contextlib.suppress(OSError):  # no interpreter is there by now, or its path is not known: go on without
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _from_stdin() -> bool:
+    """Whether the interpreter read this program from stdin; one given by -c has no file, either."""
+    return getattr(sys.modules["__main__"], "__file__", "<stdin>") == "<stdin>" and "-c" not in sys.orig_argv
 
 
 def _for_the_asking() -> bool:

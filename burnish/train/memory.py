@@ -1,5 +1,6 @@
 """What a compiled step needs of a device, and what the device has."""
 
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,13 @@ def free_bytes(device: jax.Device) -> int | None:
     """Memory that a program may still take on a device; None where nobody says.
 
     Accelerators report their own. A CPU has what the kernel calls available, or less where a control group (a
-    container) allows less.
+    container) or the process's own limit (`ulimit -v`) allows less.
     """
     if stats := device.memory_stats():
         return int(stats["bytes_limit"] - stats["bytes_in_use"]) if "bytes_limit" in stats else None
     if device.platform != "cpu":
         return None
-    known = [free for free in (_available(), _left_in_group()) if free is not None]
+    known = [free for free in (_available(), _left_in_group(), _left_to_address()) if free is not None]
     return min(known, default=None)
 
 
@@ -57,6 +58,18 @@ def _available(table: Path = Path("/proc/meminfo")) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _left_to_address(status: Path = Path("/proc/self/statm")) -> int | None:
+    """What the limit on this process's addresses leaves; None where it has none."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        used = int(status.read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
+    return max(limit - used, 0)
 
 
 def _left_in_group(root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int | None:

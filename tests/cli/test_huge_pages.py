@@ -171,3 +171,12 @@ def test_help_starts_once(burnish_process) -> None:
     done = burnish_process("", "--help")
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.startswith("1 \n") and OURS not in done.stdout
+
+
+def test_a_program_from_stdin_runs_to_its_end(tmp_path: Path) -> None:
+    """Started again it would be empty, and end well with nothing done."""
+    words = ["burnish", "sft", "--model", str(tmp_path / "none"), "--data", str(tmp_path / "none"), "--out", "x"]
+    program = f"import sys; sys.argv = {words}\nfrom burnish.cli.main import main; main()\n"
+    kept = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    done = subprocess.run([sys.executable], input=program, capture_output=True, text=True, check=False, env=kept)
+    assert done.returncode == 2 and "no such file or folder" in done.stderr

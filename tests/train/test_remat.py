@@ -1,6 +1,7 @@
 """Which remat policy a run takes: by what is free, by what was asked, and by what it took before."""
 
 import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import burnish.train.trainer
 from burnish.errors import InputError
 from burnish.train.callbacks import Callback
 from burnish.train.config import TrainConfig
-from burnish.train.memory import StepMemory, _available, _left_in, _left_in_group, free_bytes
+from burnish.train.memory import StepMemory, _available, _left_in, _left_in_group, _left_to_address, free_bytes
 from burnish.train.remat import choose_remat
 from burnish.train.trainer import Trainer
 
@@ -157,6 +158,19 @@ def test_a_cpu_has_the_less_of_what_kernel_and_container_allow(
 def test_this_machine_has_memory() -> None:
     free = free_bytes(jax.devices("cpu")[0])
     assert free is None or 0 < free < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_limit_on_addresses_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    status = tmp_path / "statm"
+    status.write_text("3 2 1 0 0 0 0\n")
+    limits = {"none": resource.RLIM_INFINITY, "some": 5 * resource.getpagesize(), "passed": resource.getpagesize()}
+    left = {}
+    for name, limit in limits.items():
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, resource.RLIM_INFINITY))
+        left[name] = _left_to_address(status)
+    assert left == {"none": None, "some": 2 * resource.getpagesize(), "passed": 0}
+    monkeypatch.setattr(burnish.train.memory, "_left_to_address", lambda: 7)
+    assert free_bytes(jax.devices("cpu")[0]) == 7
 
 
 def test_what_the_kernel_calls_available(tmp_path: Path) -> None:
