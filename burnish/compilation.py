@@ -4,7 +4,7 @@ JAX writes its persistent cache in place: a run that is killed leaves half an en
 replaced. So each process gets a folder of its own, filled with links to what is there, and what it has compiled is
 linked back when it is whole. Runs at the same time never see each other's unfinished work.
 
-    programs/<machine>/jit_train_step-1abb...-cache         whole entries
+    programs/<machine>/jit_train_step-1abb...-cache.48213    whole entries, and how many bytes each has
     programs/<machine>/.run-<random>/                        a process's own, locked as long as it lives
 
 Code compiled for one kind of processor can crash another: the machine's name is a hash of what its processor can do.
@@ -46,11 +46,12 @@ class _Programs:
         self.own = Path(tempfile.mkdtemp(prefix=_OWN, dir=shared))
         self._lock: IO[str] = (self.own / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        for entry in _entries(shared):
-            with contextlib.suppress(OSError):  # another process is sweeping, too
-                if _whole(entry):
-                    _link(entry, self.own / entry.name)
-                else:  # broken since: JAX would complain of it at every run, and never replace it
+        for entry in _shared(shared):
+            name, _, size = entry.name.rpartition(".")
+            with contextlib.suppress(FileNotFoundError):  # another process is sweeping, too
+                if size == str(entry.stat().st_size):
+                    _link(entry, self.own / name)
+                else:  # cut since: JAX would complain of it at every run, and never replace it
                     entry.unlink()
 
     def share(self) -> None:
@@ -58,8 +59,8 @@ class _Programs:
         if self.process != os.getpid():  # a fork of this process: the folder is its parent's
             return
         with contextlib.suppress(OSError):  # somebody emptied the cache meanwhile
-            for entry in _entries(self.own):
-                target = self.shared / entry.name
+            for entry in self.own.glob("*-cache"):
+                target = self.shared / f"{entry.name}.{entry.stat().st_size}"
                 if not target.exists() and _whole(entry):
                     _link(entry, target)
 
@@ -106,8 +107,8 @@ def _machine() -> str:
     return hashlib.sha256(f"{platform.machine()} {can}".encode()).hexdigest()[:16]
 
 
-def _entries(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.name.endswith("-cache")]
+def _shared(folder: Path) -> list[Path]:
+    return list(folder.glob("*-cache.*"))
 
 
 def _whole(entry: Path) -> bool:
@@ -139,7 +140,7 @@ def _sweep(shared: Path) -> None:
         except OSError:  # alive, or about to be
             continue
     sizes: dict[Path, os.stat_result] = {}
-    for entry in _entries(shared):
+    for entry in _shared(shared):
         with contextlib.suppress(FileNotFoundError):  # another process is sweeping, too
             sizes[entry] = entry.stat()
     total = sum(each.st_size for each in sizes.values())

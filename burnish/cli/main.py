@@ -232,7 +232,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (OSError, MemoryError, RecursionError, UnicodeError) as error:
-        _refuse(f"{type(error).__name__}: {error or 'no more is to be had; free some, or ask for less'}")
+        # A MemoryError mostly says nothing itself.
+        _refuse(f"{type(error).__name__}: {str(error) or 'no more is to be had; free some, or ask for less'}")
     except RuntimeError as error:  # JAX's own error is one; the name is not imported for its sake
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

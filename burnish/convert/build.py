@@ -16,17 +16,17 @@ ReadTensor = Callable[[str, tuple[int, ...]], np.ndarray]
 """Reads one parameter by our name and checks that it has the shape we need (kernels are [in, out])."""
 
 
-def parameter_names(config: ModelConfig) -> list[str]:
-    """What the parameters of such a decoder are called, one name a layer."""
-    return [name for leaf, _ in leaves(Decoder(config, abstract_params(jnp.float32))).values() for name in leaf.names]
-
-
-def build_decoder(config: ModelConfig, read_tensor: ReadTensor, dtype: Any) -> Decoder:
+def build_decoder(
+    config: ModelConfig, read_tensor: ReadTensor, dtype: Any, *, check: Callable[[list[str]], None] | None = None
+) -> Decoder:
     """A decoder whose parameters are read by name and stored in `dtype`.
 
-    Peak memory is the model plus its largest stored leaf (one projection of all layers).
+    check: is given the names of all parameters, one a layer, before any is read. Peak memory is the model plus its
+    largest stored leaf (one projection of all layers).
     """
     decoder = Decoder(config, abstract_params(dtype), dtype=dtype)
+    if check is not None:
+        check([name for leaf, _ in leaves(decoder).values() for name in leaf.names])
     for leaf, variable in leaves(decoder).values():
         shape = tuple(variable.shape)
         buffer = np.empty(shape, jnp.dtype(dtype))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from burnish.convert.build import build_decoder, parameter_names
+from burnish.convert.build import build_decoder
 from burnish.convert.families import Place, family_of
 from burnish.errors import InputError
 from burnish.models.decoder import Decoder
@@ -48,17 +48,16 @@ def load_hf_decoder(folder: Path, dtype: Any) -> Decoder:
         # A file that says tied and holds a head of its own: transformers 5 believes the head.
         config = replace(config, tie_embeddings=False)
 
-    wanted = {tensor for name in parameter_names(config) for tensor in family.place(name, config).tensors}
-    missing = sorted(wanted - set(files))
-    if missing:
-        raise InputError(f"{folder}: {_named(missing)} missing from the safetensors files")
-    # A tied head may be there as a copy of the embedding.
-    surplus = sorted(name for name in set(files) - wanted - {head} if not name.endswith(_COMPUTED))
-    if surplus:
-        raise InputError(
-            f"{folder}: {_named(surplus)} in the files, and config.json describes a model without; "
-            "they do not belong together"
-        )
+    def check_tensors(names: list[str]) -> None:
+        wanted = {tensor for name in names for tensor in family.place(name, config).tensors}
+        if missing := sorted(wanted - set(files)):
+            raise InputError(f"{folder}: {_named(missing)} missing from the safetensors files")
+        # A tied head may be there as a copy of the embedding.
+        if surplus := sorted(name for name in set(files) - wanted - {head} if not name.endswith(_COMPUTED)):
+            raise InputError(
+                f"{folder}: {_named(surplus)} in the files, and config.json describes a model without; "
+                "they do not belong together"
+            )
 
     def read_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
         place = family.place(name, config)
@@ -86,7 +85,7 @@ def load_hf_decoder(folder: Path, dtype: Any) -> Decoder:
             raise InputError(f"{path}: tensor {tensor} is {found}; config.json asks for {wanted}")
         return array
 
-    return build_decoder(config, read_tensor, dtype)
+    return build_decoder(config, read_tensor, dtype, check=check_tensors)
 
 
 def _named(tensors: list[str]) -> str:

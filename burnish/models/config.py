@@ -61,8 +61,8 @@ class ExpertsConfig:
     """A mixture of gated MLPs (Shazeer et al. 2017, arXiv 1701.06538): `count` of them, `size` wide, of which a router
     picks `per_token` for each token.
 
-    normalized: whether the weights of those picked are made to sum to 1. load_balance, z_loss: the weights that the
-    published training gave the router's own losses.
+    normalized: whether the weights of those picked are made to sum to 1. load_balance: the weight that the
+    published training gave the router's own loss, as the files have it.
     """
 
     count: int
@@ -70,11 +70,6 @@ class ExpertsConfig:
     size: int
     normalized: bool = True
     load_balance: float = 0.0
-    z_loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.per_token > self.count:
-            raise InputError(f"model config: {self.per_token} experts a token, and only {self.count} in all")
 
 
 @dataclass(frozen=True)
@@ -142,6 +137,10 @@ class ModelConfig:
             given = getattr(self, name)
             if given and len(given) != self.num_layers:
                 raise InputError(f"model config: {len(given)} {name} for {self.num_layers} layers")
+        if self.experts is not None and self.experts.per_token > self.experts.count:
+            raise InputError(
+                f"model config: {self.experts.per_token} experts a token, and only {self.experts.count} in all"
+            )
         for rope in self.distinct_ropes:
             self._check_rope(rope)
 

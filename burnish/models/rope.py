@@ -74,10 +74,12 @@ def rope_angles(rope: RopeConfig, head_dim: int, tokens: TokenIds) -> tuple[jax.
 
 
 def document_lengths(tokens: TokenIds) -> jax.Array:
-    """How long the document of each token is, as far as its tokens are here: [batch, length] int32."""
+    """How long the document of each token is, as far as its tokens are here: [batch, length] int32. A document's tokens
+    stand side by side; its id may be any number."""
 
     def row(positions: jax.Array, segments: jax.Array) -> jax.Array:
-        return jax.ops.segment_max(positions + 1, segments, len(segments) + 1)[segments]
+        documents = jnp.cumsum(jnp.diff(segments, prepend=segments[:1]) != 0)
+        return jax.ops.segment_max(positions + 1, documents, len(segments))[documents]
 
     return jax.vmap(row)(tokens.positions, tokens.segments)
 

@@ -1,5 +1,6 @@
 """Every family equals transformers on committed logits: whole rows, packed rows, through the cache, out and in."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -12,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 from burnish.convert.families import FAMILIES, family_of
 from burnish.convert.hf import load_hf_decoder
 from burnish.convert.hf_out import save_hf
+from burnish.errors import InputError
 from burnish.generate.unrolled import CachedModel
 from burnish.models.decoder import Decoder
 from burnish.wrapper import ModelWrapper, Origin
@@ -87,6 +90,53 @@ def test_the_written_config_says_the_same(family: str, case: str) -> None:
     if case not in ("short", "long"):  # Phi-3's older keys have no share that is rotated within rope_scaling
         older = {key: value for key, value in written.items() if key != "rope_parameters"}
         assert kind.from_hf(older, "older") == config
+
+
+REFUSED = [
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": "28"}, "max_window_layers is '28'"),
+    ("qwen2", {"layer_types": ["full_attention"], "use_sliding_window": True}, "a list of 4 values"),
+    (
+        "qwen3",
+        {"use_sliding_window": True, "layer_types": ["full_attention", "chunked", "full_attention"]},
+        "'chunked'",
+    ),
+    ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers is 3"),
+    ("qwen3_moe", {"mlp_only_layers": [9]}, r"layer numbers from 0 to 4"),
+    ("mixtral", {"num_experts_per_tok": 6}, "6 experts a token, and only 5"),
+    ("mistral", {"rope_parameters": {"rope_type": "mrope"}}, "'mrope' is not known; known are default, linear, dyn"),
+    ("mistral", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ("phi3", {"rope_scaling": [1, 2]}, r"rope_scaling is \[1, 2\]"),
+    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "must be 3 numbers"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+    ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping is 5.0"),
+    ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "one set of numbers for each"),
+    ("olmoe", {"clip_qkv": "x"}, "clip_qkv is 'x'"),
+]
+
+
+@pytest.mark.parametrize(("family", "change", "said"), REFUSED)
+def test_what_is_wrong_or_not_honoured_is_named(family: str, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=f"config.json.*{said}"):
+        FAMILIES[family].from_hf(config_of(family, "base") | change, "config.json")
+
+
+def test_a_fused_tensor_of_another_height_is_named(model_folder: Callable[..., Path]) -> None:
+    """Its rows are cut out of it: more of them would be silently left over."""
+    folder = model_folder("phi3")
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name in tensors:
+            if name.endswith("qkv_proj.weight"):
+                tensors[name] = np.concatenate([tensors[name], tensors[name][:2]])
+        save_file(tensors, path)
+    with pytest.raises(InputError, match=r"qkv_proj\.weight is \[82, 40\]; config\.json asks for \[80, 40\]"):
+        load_hf_decoder(folder, jnp.float32)
+
+
+def test_biases_in_some_maps_of_the_attention_cannot_be_written() -> None:
+    config = FAMILIES["qwen3"].from_hf(config_of("qwen3", "base"), "config.json")
+    with pytest.raises(InputError, match="in all maps of the attention, or in none"):
+        FAMILIES["qwen3"].to_hf(dataclasses.replace(config, qkv_bias=True))
 
 
 @pytest.mark.parametrize("family", NAMES)

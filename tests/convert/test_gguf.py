@@ -263,7 +263,6 @@ def test_gemma_3_equals_transformers(tmp_path):
 
 
 @pytest.mark.parity
-@pytest.mark.skipif(not cached_model("gemma3-270m").exists(), reason="needs `burnish fetch gemma3-270m`")
 def test_gemma3_270m_equals_transformers_on_the_same_file():
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     path = cached_model("gemma3-270m")

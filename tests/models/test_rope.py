@@ -92,7 +92,7 @@ def test_the_features_after_the_rotated_ones_stay():
 
 def test_each_document_of_a_row_has_its_own_length():
     """Wherever it stands, and whatever padding there is."""
-    row = tokens([[0, 1, 2, 0, 1, 0, 0, 1, 2, 3]], [[1, 1, 1, 2, 2, 0, 5, 5, 5, 5]])
+    row = tokens([[0, 1, 2, 0, 1, 0, 0, 1, 2, 3]], [[1, 1, 1, 2, 2, 0, 900, 900, 900, 900]])
     assert np.asarray(document_lengths(row))[0].tolist() == [3, 3, 3, 2, 2, 1, 4, 4, 4, 4]
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from burnish.convert.families.fields import Fields
+from burnish.errors import InputError
 from burnish.models.config import ModelConfig
 
-OUTER = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+_OUTER = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 
 
 class Place(NamedTuple):
@@ -27,9 +28,8 @@ class Place(NamedTuple):
 class Family:
     """How one family is written down: its `model_type`, architecture name, and the names of its weights.
 
-    outer, inner: our names to the file's, of whole-model modules and of modules within a layer; `{}` stands for the
-    number of an expert. fused: modules of a layer that the file holds as one, by the file's name, their outputs one
-    after the other.
+    inner: our names of the modules of a layer to the file's; `{}` stands for the number of an expert. fused: modules of
+    a layer that the file holds as one, by the file's name, their outputs one after the other.
     """
 
     model_type: str
@@ -37,9 +37,7 @@ class Family:
     read: Callable[[Fields], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
     inner: Mapping[str, str]
-    outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    layer_prefix: str = "model.layers"
 
     def from_hf(self, hf: Mapping[str, Any], place: str) -> ModelConfig:
         """The configuration of a parsed `config.json`; InputError for what it says wrongly or what we cannot do."""
@@ -59,9 +57,9 @@ class Family:
         module, _, leaf = name.rpartition(".")
         file_leaf = _FILE_LEAF[leaf]
         if not name.startswith("layers."):
-            return Place((f"{self.outer[module]}.{file_leaf}",))
+            return Place((f"{_OUTER[module]}.{file_leaf}",))
         _, layer, module = module.split(".", 2)
-        prefix = f"{self.layer_prefix}.{layer}"
+        prefix = f"model.layers.{layer}"
         for file_module, parts in self.fused.items():
             if module in parts:
                 ends = list(itertools.accumulate(_width(part, config) for part in parts))
@@ -144,10 +142,33 @@ def write_common(config: ModelConfig) -> dict[str, Any]:
     return values | {"hidden_act": _FILE_ACTIVATION[config.activation]}
 
 
+def attention_biases(fields: Fields) -> dict[str, bool]:
+    """`attention_bias` stands for all four maps of the attention."""
+    bias = fields.flag("attention_bias")
+    return {"qkv_bias": bias, "output_bias": bias}
+
+
+def write_attention_bias(config: ModelConfig) -> dict[str, bool]:
+    """The same; InputError where only some of the four have one."""
+    if config.qkv_bias != config.output_bias:
+        raise InputError(f"files of family {config.family!r} have biases in all maps of the attention, or in none")
+    return {"attention_bias": config.qkv_bias}
+
+
+def every_layer(window: int | None, layers: int) -> tuple[int | None, ...]:
+    """The windows of layers that all have the same."""
+    return () if window is None else (window,) * layers
+
+
+def maybe_window(fields: Fields) -> int | None:
+    """`sliding_window`, None where it is missing."""
+    return None if fields.get("sliding_window") is None else fields.count("sliding_window")
+
+
 def read_windows(fields: Fields, layers: int, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
     """The window of each layer: `sliding_window` tokens where `layer_types` says so, or, where the file has none of
     those, `sliding`."""
-    types = fields.list("layer_types", layers, str)
+    types = fields.one_a_layer("layer_types", layers, str)
     if types is None:
         types = ["sliding_attention" if sliding(layer) else "full_attention" for layer in range(layers)]
     for kind in types:

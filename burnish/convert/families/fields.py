@@ -26,13 +26,27 @@ class Fields:
         """An error of this section."""
         return InputError(f"{self.place}: {message}")
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of 1 or more; where the field is missing, the default or an InputError."""
+    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of `least` or more; where the field is missing, the default or an InputError."""
         value = self.get(key, default)
         if value is None:
             raise self.error(f"{key} is missing; the file is incomplete")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(f"{key} is {value!r}; it must be a whole number of 1 or more")
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self.error(f"{key} is {value!r}; it must be a whole number of {least} or more")
+        return value
+
+    def layer_set(self, key: str, layers: int) -> set[int]:
+        """Numbers of layers, from 0; none where the field is missing."""
+        value = self.get(key, [])
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item < layers for item in value):
+            raise self.error(f"{key} is {value!r}; a list of layer numbers from 0 to {layers - 1} is needed")
+        return set(value)
+
+    def section(self, key: str) -> Mapping[str, Any]:
+        """The fields under a key; none where it is missing."""
+        value = self.get(key, {})
+        if not isinstance(value, Mapping):
+            raise self.error(f"{key} is {value!r}; a set of numbers by name is needed")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -53,7 +67,7 @@ class Fields:
             raise self.error(f"{key} is {value!r}; it must be true or false")
         return value
 
-    def list(self, key: str, length: int, kind: type | tuple[type, ...]) -> list[Any] | None:
+    def one_a_layer(self, key: str, length: int, kind: type | tuple[type, ...]) -> list[Any] | None:
         """So many values of one kind, or None where the field is missing."""
         value = self.get(key)
         if value is None:

@@ -10,8 +10,10 @@ from burnish.convert.families.family import (
     PRE_NORMS,
     QK_NORMS,
     Family,
+    attention_biases,
     read_common,
     read_windows,
+    write_attention_bias,
     write_common,
     write_windows,
 )
@@ -31,18 +33,16 @@ def _read_any(fields: Fields, *, max_length: int, activation: str, activations: 
     """What the three have in common."""
     fields.neutral("use_bidirectional_attention", False, "only causal attention is supported")
     common = read_common(fields, head_dim=256, max_length=max_length, tied=True)
-    bias = fields.flag("attention_bias")
-    return common | {
+    own = {
         "activation": fields.choice(activation, activations, "gelu_pytorch_tanh"),
         "norm_offset": 1.0,
         "embedding_scale": common["hidden_size"] ** 0.5,
-        "qkv_bias": bias,
-        "output_bias": bias,
     }
+    return common | own | attention_biases(fields)
 
 
 def _write_any(config: ModelConfig) -> dict[str, Any]:
-    return write_common(config) | {"attention_bias": config.qkv_bias}
+    return write_common(config) | write_attention_bias(config)
 
 
 def _read_gemma(fields: Fields) -> ModelConfig:
@@ -53,8 +53,7 @@ def _read_gemma(fields: Fields) -> ModelConfig:
 
 
 def _write_gemma(config: ModelConfig) -> dict[str, Any]:
-    assert config.rope is not None
-    return _write_any(config) | write_rope(config.rope)
+    return _write_any(config) | write_rope(config)
 
 
 def _read_scores(fields: Fields) -> dict[str, Any]:
@@ -95,8 +94,7 @@ def _read_gemma2(fields: Fields) -> ModelConfig:
 
 
 def _write_gemma2(config: ModelConfig) -> dict[str, Any]:
-    assert config.rope is not None
-    return _write_scores(config) | write_rope(config.rope) | {"attn_logit_softcapping": config.attention_softcap}
+    return _write_scores(config) | write_rope(config) | {"attn_logit_softcapping": config.attention_softcap}
 
 
 def _read_gemma3(fields: Fields) -> ModelConfig:
@@ -115,15 +113,11 @@ def _read_gemma3(fields: Fields) -> ModelConfig:
 def _gemma3_ropes(fields: Fields, max_length: int) -> tuple[RopeConfig, RopeConfig]:
     """Of layers with full attention, and of those with a window; scaling is for the former."""
     name = "rope_parameters"
-    section = fields.get(name, {})
-    if not isinstance(section, Mapping):
-        raise fields.error(f"{name} is {section!r}; a set of numbers for each of full_attention and sliding_attention")
+    section = fields.section(name)
     if section and not all(isinstance(part, Mapping | None) for part in section.values()):
         raise fields.error(f"{name}: one set of numbers for each of full_attention and sliding_attention is needed")
     full, local = (section.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
-    scaling = fields.get("rope_scaling", {})
-    if not isinstance(scaling, Mapping):
-        raise fields.error(f"rope_scaling is {scaling!r}; a set of numbers is needed")
+    scaling = fields.section("rope_scaling")
     full = {"rope_theta": fields.get("rope_theta"), **full, **scaling}
     local = {"rope_theta": fields.get("rope_local_base_freq"), **local}
     return (
@@ -135,7 +129,7 @@ def _gemma3_ropes(fields: Fields, max_length: int) -> tuple[RopeConfig, RopeConf
 def _write_gemma3(config: ModelConfig) -> dict[str, Any]:
     assert config.rope is not None
     local = next((rope for rope in config.ropes if rope not in (None, config.rope)), RopeConfig())
-    old = write_rope(config.rope)
+    old = write_rope(config)
     sections = {"full_attention": rope_section(config.rope), "sliding_attention": rope_section(local)}
     return _write_scores(config) | old | {"rope_parameters": sections, "rope_local_base_freq": local.theta}
 

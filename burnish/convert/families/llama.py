@@ -10,8 +10,12 @@ from burnish.convert.families.family import (
     MLP,
     PRE_NORMS,
     Family,
+    attention_biases,
+    every_layer,
+    maybe_window,
     read_common,
     read_windows,
+    write_attention_bias,
     write_common,
     write_windows,
 )
@@ -23,12 +27,11 @@ _NAMES = PRE_NORMS | ATTENTION | MLP
 
 
 def _biases(fields: Fields) -> dict[str, bool]:
-    attention = fields.flag("attention_bias")
-    return {"qkv_bias": attention, "output_bias": attention, "mlp_bias": fields.flag("mlp_bias")}
+    return attention_biases(fields) | {"mlp_bias": fields.flag("mlp_bias")}
 
 
 def _write_biases(config: ModelConfig) -> dict[str, bool]:
-    return {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
+    return write_attention_bias(config) | {"mlp_bias": config.mlp_bias}
 
 
 def _read_llama(fields: Fields) -> ModelConfig:
@@ -38,8 +41,7 @@ def _read_llama(fields: Fields) -> ModelConfig:
 
 
 def _write_llama(config: ModelConfig) -> dict[str, Any]:
-    assert config.rope is not None
-    return write_common(config) | write_rope(config.rope) | _write_biases(config)
+    return write_common(config) | write_rope(config) | _write_biases(config)
 
 
 LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama, _NAMES)
@@ -48,14 +50,13 @@ LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama, _NAMES)
 def _read_mistral(fields: Fields) -> ModelConfig:
     """Every layer slides, unless `sliding_window` is null; where it is missing, over 4096 tokens."""
     common = read_common(fields, kv_heads=8, max_length=4096 * 32)
-    window = fields.count("sliding_window", 4096) if fields.values.get("sliding_window", 4096) is not None else None
-    windows = () if window is None else (window,) * common["num_layers"]
+    window = maybe_window(Fields({"sliding_window": 4096, **fields.values}, fields.place))
+    windows = every_layer(window, common["num_layers"])
     return fields.config(family="mistral", rope=read_rope(fields, common["max_length"]), windows=windows, **common)
 
 
 def _write_mistral(config: ModelConfig) -> dict[str, Any]:
-    assert config.rope is not None
-    return write_common(config) | write_rope(config.rope) | {"sliding_window": config.window(0)}
+    return write_common(config) | write_rope(config) | {"sliding_window": config.window(0)}
 
 
 MISTRAL = Family("mistral", "MistralForCausalLM", _read_mistral, _write_mistral, _NAMES)
@@ -68,7 +69,7 @@ def _read_smollm3(fields: Fields) -> ModelConfig:
     rope = read_rope(fields, common["max_length"], theta=2e6)
     interval = fields.count("no_rope_layer_interval", 4)
     every = [(layer + 1) % interval != 0 for layer in range(layers)]
-    has_rope = fields.list("no_rope_layers", layers, int) or every
+    has_rope = fields.one_a_layer("no_rope_layers", layers, int) or every
     windows: tuple[int | None, ...] = ()
     if fields.flag("use_sliding_window") and fields.get("sliding_window") is not None:
         windows = read_windows(fields, layers, lambda layer: not has_rope[layer])
@@ -77,10 +78,9 @@ def _read_smollm3(fields: Fields) -> ModelConfig:
 
 
 def _write_smollm3(config: ModelConfig) -> dict[str, Any]:
-    assert config.rope is not None
     return {
         **write_common(config),
-        **write_rope(config.rope),
+        **write_rope(config),
         **_write_biases(config),
         **write_windows(config),
         "use_sliding_window": bool(config.windows),

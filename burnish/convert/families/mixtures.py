@@ -2,7 +2,19 @@
 
 from typing import Any
 
-from burnish.convert.families.family import ATTENTION, MLP, PRE_NORMS, QK_NORMS, Family, read_common, write_common
+from burnish.convert.families.family import (
+    ATTENTION,
+    MLP,
+    PRE_NORMS,
+    QK_NORMS,
+    Family,
+    attention_biases,
+    every_layer,
+    maybe_window,
+    read_common,
+    write_attention_bias,
+    write_common,
+)
 from burnish.convert.families.fields import Fields
 from burnish.convert.families.rope import read_rope, write_rope
 from burnish.models.config import ExpertsConfig, ModelConfig
@@ -13,7 +25,6 @@ _ROUTED = {"mlp.router": "mlp.gate", **_EXPERTS}
 
 def _read_mixtral(fields: Fields) -> ModelConfig:
     common = read_common(fields, kv_heads=8, max_length=4096 * 32, eps=1e-5)
-    window = None if fields.get("sliding_window") is None else fields.count("sliding_window")
     experts = ExpertsConfig(
         count=fields.count("num_local_experts", 8),
         per_token=fields.count("num_experts_per_tok", 2),
@@ -23,7 +34,7 @@ def _read_mixtral(fields: Fields) -> ModelConfig:
     return fields.config(
         family="mixtral",
         rope=read_rope(fields, common["max_length"], theta=1e6),
-        windows=() if window is None else (window,) * common["num_layers"],
+        windows=every_layer(maybe_window(fields), common["num_layers"]),
         experts=experts,
         **common,
     )
@@ -41,10 +52,9 @@ def _experts_of(config: ModelConfig) -> ExpertsConfig:
 
 
 def _write_any(config: ModelConfig) -> dict[str, Any]:
-    assert config.rope is not None
     experts = _experts_of(config)
     routing = {"num_experts_per_tok": experts.per_token, "router_aux_loss_coef": experts.load_balance}
-    return write_common(config) | write_rope(config.rope) | routing
+    return write_common(config) | write_rope(config) | routing
 
 
 def _write_mixtral(config: ModelConfig) -> dict[str, Any]:
@@ -56,9 +66,8 @@ def _read_qwen3_moe(fields: Fields) -> ModelConfig:
     """Experts in each `decoder_sparse_step`-th layer, except those of `mlp_only_layers`."""
     common = read_common(fields, kv_heads=4, max_length=32768)
     layers, step = common["num_layers"], fields.count("decoder_sparse_step", 1)
-    dense = fields.get("mlp_only_layers", [])
+    dense = fields.layer_set("mlp_only_layers", layers)
     has_experts = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
-    bias = fields.flag("attention_bias")
     window = fields.count("sliding_window", 4096) if fields.flag("use_sliding_window") else None
     experts = ExpertsConfig(
         count=fields.count("num_experts", 128),
@@ -70,10 +79,9 @@ def _read_qwen3_moe(fields: Fields) -> ModelConfig:
     return fields.config(
         family="qwen3_moe",
         rope=read_rope(fields, common["max_length"]),
-        windows=() if window is None else (window,) * layers,
+        windows=every_layer(window, layers),
         qk_norm="head",
-        qkv_bias=bias,
-        output_bias=bias,
+        **attention_biases(fields),
         experts=experts,
         expert_layers=() if all(has_experts) else has_experts,
         **common,
@@ -88,7 +96,7 @@ def _write_qwen3_moe(config: ModelConfig) -> dict[str, Any]:
         "norm_topk_prob": experts.normalized,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer in range(config.num_layers) if config.layer_experts(layer) is None],
-        "attention_bias": config.qkv_bias,
+        **write_attention_bias(config),
         "use_sliding_window": bool(config.windows),
         "sliding_window": config.window(0),
     }
@@ -96,7 +104,6 @@ def _write_qwen3_moe(config: ModelConfig) -> dict[str, Any]:
 
 def _read_olmoe(fields: Fields) -> ModelConfig:
     common = read_common(fields, max_length=4096, eps=1e-5)
-    bias = fields.flag("attention_bias")
     experts = ExpertsConfig(
         count=fields.count("num_experts", 64),
         per_token=fields.count("num_experts_per_tok", 8),
@@ -109,8 +116,7 @@ def _read_olmoe(fields: Fields) -> ModelConfig:
         rope=read_rope(fields, common["max_length"]),
         qk_norm="whole",
         qkv_clip=fields.maybe_number("clip_qkv"),
-        qkv_bias=bias,
-        output_bias=bias,
+        **attention_biases(fields),
         experts=experts,
         **common,
     )
@@ -122,7 +128,7 @@ def _write_olmoe(config: ModelConfig) -> dict[str, Any]:
         "num_experts": experts.count,
         "norm_topk_prob": experts.normalized,
         "clip_qkv": config.qkv_clip,
-        "attention_bias": config.qkv_bias,
+        **write_attention_bias(config),
     }
 
 

@@ -8,8 +8,10 @@ from burnish.convert.families.family import (
     PRE_NORMS,
     QK_NORMS,
     Family,
+    attention_biases,
     read_common,
     read_windows,
+    write_attention_bias,
     write_common,
     write_windows,
 )
@@ -22,7 +24,7 @@ def read_sliding(fields: Fields, layers: int) -> tuple[int | None, ...]:
     """Only where `use_sliding_window` says so: from layer `max_window_layers` on, unless `layer_types` is there."""
     if not fields.flag("use_sliding_window"):
         return ()
-    full = fields.get("max_window_layers", 28)
+    full = fields.count("max_window_layers", 28, least=0)
     return read_windows(fields, layers, lambda layer: layer >= full)
 
 
@@ -40,26 +42,23 @@ def _read_qwen2(fields: Fields) -> ModelConfig:
 
 
 def _write_qwen2(config: ModelConfig) -> dict[str, Any]:
-    assert config.rope is not None
-    return write_common(config) | write_rope(config.rope) | write_sliding(config)
+    return write_common(config) | write_rope(config) | write_sliding(config)
 
 
 def _read_qwen3(fields: Fields) -> ModelConfig:
     common = read_common(fields, kv_heads=32, head_dim=128, max_length=32768)
-    bias = fields.flag("attention_bias")
     return fields.config(
         family="qwen3",
         rope=read_rope(fields, common["max_length"]),
         windows=read_sliding(fields, common["num_layers"]),
         qk_norm="head",
-        qkv_bias=bias,
-        output_bias=bias,
+        **attention_biases(fields),
         **common,
     )
 
 
 def _write_qwen3(config: ModelConfig) -> dict[str, Any]:
-    return _write_qwen2(config) | {"attention_bias": config.qkv_bias}
+    return _write_qwen2(config) | write_attention_bias(config)
 
 
 QWEN2 = Family("qwen2", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2, PRE_NORMS | ATTENTION | MLP)

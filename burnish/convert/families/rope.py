@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from burnish.convert.families.fields import Fields
-from burnish.models.config import RopeConfig
+from burnish.models.config import ModelConfig, RopeConfig
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _NUMBERS = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
@@ -21,8 +21,8 @@ def read_rope(fields: Fields, max_length: int, *, theta: float = 10000.0, partia
     theta: where the file says none. partial: whether the family may rotate a part of each head.
     """
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-    section = fields.get(name, {})
-    if not isinstance(section, Mapping) or any(isinstance(value, Mapping) for value in section.values()):
+    section = fields.section(name)
+    if any(isinstance(value, Mapping) for value in section.values()):
         raise fields.error(f"{name} is {section!r}; one set of numbers for all layers is needed")
     outer = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     beside = {key: fields.values[key] for key in outer if fields.get(key) is not None}
@@ -94,10 +94,11 @@ def rope_section(rope: RopeConfig) -> dict[str, Any]:
     return section
 
 
-def write_rope(rope: RopeConfig) -> dict[str, Any]:
+def write_rope(config: ModelConfig) -> dict[str, Any]:
     """Both spellings: the newer one takes rope_parameters, the older ones the keys after it."""
-    section = rope_section(rope)
-    return {"rope_parameters": section, "rope_theta": rope.theta, "rope_scaling": _old_scaling(section)}
+    assert config.rope is not None  # every family has one, for some of its layers at least
+    section = rope_section(config.rope)
+    return {"rope_parameters": section, "rope_theta": config.rope.theta, "rope_scaling": _old_scaling(section)}
 
 
 def _old_scaling(section: Mapping[str, Any]) -> dict[str, Any] | None:
