@@ -201,14 +201,14 @@ share_programs()
 def test_the_oldest_entries_go_where_all_are_too_large(tmp_path: Path) -> None:
     shared = tmp_path / "programs" / compilation._machine()
     shared.mkdir(parents=True)
-    for days, name in enumerate(
-        ["d-cache.9", "a-cache.9", "c-cache.9", "b-cache.9", "notes"]
-    ):  # the first is the newest
+    half = compilation._MOST_BYTES // 2
+    names = [*(f"{letter}-cache.{half}" for letter in "dacb"), "notes"]
+    for days, name in enumerate(names):  # the first is the newest
         with (shared / name).open("wb") as file:
-            file.truncate(compilation._MOST_BYTES // 2)  # takes no room: it is a hole
+            file.truncate(half)  # takes no room: it is a hole
         age(shared / name, days * 24 * 3600)
     python(tmp_path, "keep_programs()")
-    assert {path.name for path in shared.iterdir()} == {"d-cache.9", "a-cache.9", "notes"}
+    assert {path.name for path in shared.iterdir()} == {names[0], names[1], "notes"}
 
 
 def test_the_machine_is_known_by_what_its_processor_can_do(monkeypatch: pytest.MonkeyPatch) -> None:

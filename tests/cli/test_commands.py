@@ -313,3 +313,23 @@ def test_folders_that_do_not_belong_together_are_refused(burnish, tiny, tmp_path
         (tmp_path / "cut" / file.name).write_bytes(content[:-500] if file.suffix == ".safetensors" else content)
     status, _, err = burnish("inspect", "--model", tmp_path / "cut")
     assert_refused(status, err, "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), r"MemoryError: no more is to be had"),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."),
+            r"allocating 9 bytes.*train\.remat=block",
+        ),
+    ],
+    ids=["python", "device"],
+)
+def test_out_of_memory_is_one_line(burnish, monkeypatch, error: Exception, said: str) -> None:
+    def fail(**_) -> None:
+        raise error
+
+    monkeypatch.setattr("burnish.cli.main.app", fail)
+    status, _, err = burnish("sft")
+    assert_refused(status, err, said)

@@ -106,7 +106,7 @@ REFUSED = [
     ("mistral", {"rope_parameters": {"rope_type": "mrope"}}, "'mrope' is not known; known are default, linear, dyn"),
     ("mistral", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ("phi3", {"rope_scaling": [1, 2]}, r"rope_scaling is \[1, 2\]"),
-    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "must be 3 numbers"),
+    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "must be 5 numbers"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
     ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping is 5.0"),
     ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "one set of numbers for each"),
