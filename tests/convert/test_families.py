@@ -66,7 +66,7 @@ def test_every_family_has_a_fixture() -> None:
     assert set(FAMILIES) == {*NAMES, "llama"}
 
 
-@pytest.mark.parametrize(("family", "case"), CASES, ids="-".join)
+@pytest.mark.parametrize(("family", "case"), CASES, ids=map("-".join, CASES))
 def test_equals_transformers(family: str, case: str, model_folder: Callable[..., Path]) -> None:
     """Each case changes a field of the base configuration, and with it the logits."""
     expected = expected_of(family)
@@ -77,7 +77,7 @@ def test_equals_transformers(family: str, case: str, model_folder: Callable[...,
     assert_close(eager(decoder, expected["tokens"][None])[0], expected[case])
 
 
-@pytest.mark.parametrize(("family", "case"), CASES, ids="-".join)
+@pytest.mark.parametrize(("family", "case"), CASES, ids=map("-".join, CASES))
 def test_the_written_config_says_the_same(family: str, case: str) -> None:
     """In both spellings: with rope_parameters alone, and with what older readers know alone."""
     hf = config_of(family, case)
