@@ -11,9 +11,8 @@ import functools
 import json
 import statistics
 import time
-from pathlib import Path
 
-from benchmarks.command import count, run
+from benchmarks.command import count, new_file, run
 from burnish.cli.huge_pages import with_huge_pages
 
 if __name__ == "__main__":
@@ -28,7 +27,7 @@ from burnish.ops.attention import attention
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=new_file, help="write the figures here, too")
     parser.add_argument("--length", type=count, default=8192)
     parser.add_argument("--repeats", type=count, default=3)
     arguments = parser.parse_args()

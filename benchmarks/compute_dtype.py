@@ -11,13 +11,12 @@ import argparse
 import json
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import burnish as bn
-from benchmarks.command import count, run
+from benchmarks.command import count, new_file, run
 from burnish.data.sources import RowSource
 from burnish.errors import InputError
 from burnish.evaluate.perplexity import perplexity
@@ -27,7 +26,7 @@ HELD_OUT = 32
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=new_file, help="write the figures here, too")
     parser.add_argument("--data")
     parser.add_argument("--steps", type=count, default=50)
     arguments = parser.parse_args()

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import count, run
+from benchmarks.command import count, new_file, run
 from burnish.data.batches import TrainBatches
 from burnish.data.config import DataConfig
 from burnish.data.dataset import load_dataset
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--train", action="store_true", help="time training steps, too: some minutes")
     parser.add_argument("--steps", type=count, default=4, help="batches timed for --train")
-    parser.add_argument("--json", help="write the answer to a file, too")
+    parser.add_argument("--json", type=new_file, help="write the answer to a file, too")
     arguments = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -43,7 +43,7 @@ import jax
 import numpy as np
 
 import burnish as bn
-from benchmarks.command import count, run
+from benchmarks.command import count, new_file, peers_folder, run
 from benchmarks.machine import Roofline, forget, reset_peak, resident, resident_peak
 from burnish.data.config import DataConfig
 from burnish.data.dataset import load_examples
@@ -138,11 +138,11 @@ class Step:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=new_file, help="write the figures here, too")
     parser.add_argument("--data", help="records to train on; generated tokens without")
     parser.add_argument("--only", nargs="+", type=asked, default=[*map(asked, CASES)], metavar="CASE")
     parser.add_argument("--steps", type=count, default=10)
-    parser.add_argument("--peers", type=Path)
+    parser.add_argument("--peers", type=peers_folder)
     arguments = parser.parse_args()
 
     roofline = Roofline()
@@ -154,7 +154,7 @@ def main() -> None:
             figures[name] = measure(case, arguments.data, roofline, arguments.steps)
         print(name, json.dumps(figures[name]), flush=True)
     if arguments.peers:
-        figures["peers"] = run_peers(arguments.peers.resolve(), WARM_UP + arguments.steps)
+        figures["peers"] = run_peers(arguments.peers, WARM_UP + arguments.steps)
         print("peers", json.dumps(figures["peers"]))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
