@@ -58,7 +58,7 @@ def main() -> None:
     text = json.dumps(found, indent=1)
     print(text)
     if arguments.json:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+        arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
 def generated(path: Path, rows: int) -> Path:

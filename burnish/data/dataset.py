@@ -111,7 +111,7 @@ def _encode(part: Part, tokenizer: "Tokenizer", config: DataConfig, holdout: flo
     encoder, counts = RowEncoder(tokenizer, config, part.form), EncodeCounts()
     records = list(encoder.records(part.rows(), counts))
     if not records and not counts.rows:
-        raise InputError(f"{part.place} holds no records")
+        raise InputError(f"{part.place} holds no records; docs/data.md says what one is")
     kept, held = split_holdout(records, holdout, config.seed, part.place) if records else ([], [])
     return {
         "train": encoder.encode_all(kept, counts, part.place),

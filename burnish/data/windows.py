@@ -66,7 +66,7 @@ class _Reader:
             if self._block:
                 place.start, place.used = place.start + len(self._block), 0
             elif place.start == 0:
-                raise InputError(f"{self._part.place} holds no records")
+                raise InputError(f"{self._part.place} holds no records; docs/data.md says what one is")
             elif self._config.repeat:
                 place.passes, place.start, self._rows = place.passes + 1, 0, None
             else:
