@@ -27,6 +27,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
 
     monkeypatch.setattr(os, "execv", execv)
     monkeypatch.setattr(sys, "orig_argv", ["python3", "-O", "-m", "burnish.cli.main", "sft", "a recipe.yaml"])
+    # A worker of a parallel run has a main module without a file.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "main.py", raising=False)
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.35"))
     monkeypatch.setattr(huge_pages, "_PAGES", tmp_path / "enabled")
     (tmp_path / "enabled").write_text("always [madvise] never\n")
